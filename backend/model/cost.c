@@ -1,26 +1,31 @@
 /* The cost of a plan is the length of its critical path over one tile, and for every further tile the work of the
-   busiest rank, because tiles overlap. - A round: a wait ends when the peer has reached the position and its line has
-   arrived here. With more ranks than cores, the peer first needs a core that another rank must hand over. - A line:
-   every wait reads a line that a peer has written, and every publication writes one that peers have read. The first
-   line of a run of bytes that a peer had last is not prefetched. The change from tile to tile disturbs prefetching,
-   too. So each tile has these costs, however small it is. - Bytes: their cost depends on where they lie. A slot is read
-   by a core that did not write it. So is the part of a peer's tensor that the peer's cache holds; the rest is equally
-   far for both. Bytes in the cache of a core are near for all ranks on that core. - Slots rotate over so many bytes
-   that no second-level cache holds them any more (execute/slots.c). Such lines cost less to write and to read than
-   lines that a peer has just read. - Bytes that the kernel reads from a peer (plan.can_read_private) are copied
-   directly to their destination; terms of a sum go through this rank's cache. Each read costs a system call. -
-   Displaced bytes: slots displace the message from the cache, and it must be fetched again. - A message: two thirds of
-   its fixed cost are the sender's work and the rest is the receiver's, without travel time, because between near hosts
-   the sender's core also delivers a socket's bytes. A message of up to 64 KiB is copied through memory of both ends; a
-   longer one is announced first. When both ends are posted, the receiver's part follows, then the bytes at the rate of
-   the host's link. A message gets a share of the link in proportion to its part of all bytes that the host sends. In a
-   plan of one host the other end counts as posted together with this one, which is right if all hosts do the same, and
-   too little in a tree. For further tiles these bytes are work of the rank, too, because cores copy the bytes of
-   sockets and little overlaps. - So a message between hosts is cut only into tiles whose messages are long, or into the
-   largest tiles. The bytes of the longest message must take four times its fixed cost on the link that all ranks of the
-   host share. Between two hosts of two ranks, 1 MiB took 476 to 709 us in the tiles of least cost (128 and 256 KiB),
-   and 237 to 367 in one. Further tiles cost time but displace fewer bytes, so the best tile grows with the square root
-   of the message. */
+   busiest rank, because tiles overlap.
+
+   - A round: a wait ends when the peer has reached the position and its line has arrived here. With more ranks than
+     cores, the peer first needs a core that another rank must hand over.
+   - A line: every wait reads a line that a peer has written, and every publication writes one that peers have read. The
+     first line of a run of bytes that a peer had last is not prefetched. The change from tile to tile disturbs
+     prefetching, too. So each tile has these costs, however small it is.
+   - Bytes: their cost depends on where they lie. A slot is read by a core that did not write it. So is the part of a
+     peer's tensor that the peer's cache holds; the rest is equally far for both. Bytes in the cache of a core are near
+     for all ranks on that core.
+   - Slots rotate over so many bytes that no second-level cache holds them any more (execute/slots.c). Such lines cost
+     less to write and to read than lines that a peer has just read.
+   - Bytes that the kernel reads from a peer (plan.can_read_private) are copied directly to their destination; terms
+     of a sum go through this rank's cache. Each read costs a system call.
+   - Displaced bytes: slots displace the message from the cache, and it must be fetched again.
+   - A message: two thirds of its fixed cost are the sender's work and the rest is the receiver's, without travel time,
+     because between near hosts the sender's core also delivers a socket's bytes. A message of up to 64 KiB is copied
+     through memory of both ends; a longer one is announced first. When both ends are posted, the receiver's part
+     follows, then the bytes at the rate of the host's link. A message gets a share of the link in proportion to its
+     part of all bytes that the host sends. In a plan of one host the other end counts as posted together with this
+     one, which is right if all hosts do the same, and too little in a tree. For further tiles these bytes are work of
+     the rank, too, because cores copy the bytes of sockets and little overlaps.
+   - So a message between hosts is cut only into tiles whose messages are long, or into the largest tiles. The bytes of
+     the longest message must take four times its fixed cost on the link that all ranks of the host share. Between two
+     hosts of two ranks, 1 MiB took 476 to 709 us in the tiles of least cost (128 and 256 KiB), and 237 to 367 in one.
+
+   Further tiles cost time but displace fewer bytes, so the best tile grows with the square root of the message. */
 #include "backend/model/cost.h"
 #include "backend/base/memory.h"
 #include "backend/base/sorted.h"
@@ -40,42 +45,44 @@ enum { THIRDS = 3, OF_SENDER = 2, FILLED = 4 };
    allgather of 64 MiB instead of 20.3. */
 static const double LARGER_TILE_TOLERANCE = 1.06;
 enum { LEAST_TILE = 32 << 10, MOST_TILES_IN_FLIGHT = 3, MOST_AT_ONCE = 64 << 10 };
+/* The computation of one plan's cost. Times are in ns. */
 struct plan_cost {
     const struct plan *plan;
     const struct machine *machine;
     /* [member][step]: when the step ends; rows of `period`. */
     double *ends;
-    /* [member]: its next step. */
+    /* [member]: its next step, which has no time yet. */
     int *at;
     /* The number of ranks of the largest host. */
     int ranks;
-    /* load: ranks per core, at least 1. */
+    /* round: as machine_cost_of_round; chunk_bytes: of one tile; load: ranks per core, at least 1. */
     double round, chunk_bytes, load;
-    /* Costs per byte of a peer's memory; some peers share this core. */
+    /* The ns per byte of reading and writing what is in a peer's cache; some peers share this core. */
     double peer_read, peer_write;
-    /* The message takes at most half of the second-level cache. */
-    bool fits;
+    /* True: the message takes at most half of the second-level cache. */
+    bool fits_cache;
     /* The fraction of a peer's tensor that is in the peer's cache. */
     double cached_fraction;
     /* NULL: the plan has no messages. */
     struct match *match;
-    /* [host]: the chunks that it sends and receives. */
+    /* [host]: the chunks that its members send, and those that they receive. */
     double (*chunks_between_hosts)[2];
     /* [member]: the chunks of its host's messages divided by those of its own. */
     double *share;
 };
 
 /* ---- steps ---- */
-/* Returns the cost per byte of a peer's tensor. `peer` is the cost of bytes in the peer's cache. */
-static double cost_of_peer_byte(const struct plan_cost *costs, double peer)
+/* Returns the ns per byte of a peer's tensor. `cached`: the ns per byte of what is in the peer's cache. */
+static double cost_of_peer_byte(const struct plan_cost *costs, double cached)
 {
-    return costs->cached_fraction * peer + (1 - costs->cached_fraction) * costs->machine->far / 2;
+    return costs->cached_fraction * cached + (1 - costs->cached_fraction) * costs->machine->far / 2;
 }
+/* True if the rank reads the span through the kernel: a tensor of a peer that is not shared. */
 static bool span_is_read_by_kernel(const struct plan_cost *costs, int rank, struct span span)
 {
     return span.rank != rank && span.buffer != SCRATCH && !plan_is_shared(costs->plan, span.rank);
 }
-/* Returns the cost per byte that the rank reads from a span. The machine's `near` and `far` are costs of copies within
+/* Returns the ns per byte that the rank reads from a span. The machine's `near` and `far` are costs of copies within
    and beyond the second-level cache, and half of a copy is its read. */
 static double cost_of_read_byte(const struct plan_cost *costs, int rank, struct span span)
 {
@@ -84,16 +91,16 @@ static double cost_of_read_byte(const struct plan_cost *costs, int rank, struct 
         return costs->cached_fraction * machine->fetch + (1 - costs->cached_fraction) * machine->lost_fetch;
     if (span.rank != rank && span.buffer == SCRATCH) return machine->lost_read;
     if (span.rank != rank) return cost_of_peer_byte(costs, costs->peer_read);
-    return (span.buffer == SCRATCH || costs->fits ? machine->near : machine->far) / 2;
+    return (span.buffer == SCRATCH || costs->fits_cache ? machine->near : machine->far) / 2;
 }
-/* Returns the cost per byte that the rank writes to a span. Half of a copy is its write. Slots rotate, so their lines
+/* Returns the ns per byte that the rank writes to a span. Half of a copy is its write. Slots rotate, so their lines
    have left every second-level cache. */
 static double cost_of_written_byte(const struct plan_cost *costs, int rank, struct span span)
 {
     const struct machine *machine = costs->machine;
     if (span.rank != rank) return cost_of_peer_byte(costs, costs->peer_write);
     if (span.buffer == SCRATCH) return machine->lost_write;
-    return (costs->fits ? machine->near : machine->far) / 2;
+    return (costs->fits_cache ? machine->near : machine->far) / 2;
 }
 /* True if the copy stays in its cell, so that no bytes move. Private tensors always count as in place. */
 static bool copy_stays_in_cell(const struct plan_cost *costs, const struct schedule *schedule, const struct step *step,
@@ -119,18 +126,19 @@ static double cost_of_step_bytes(const struct plan_cost *costs, const struct sch
         cost += from[f].count * cost_of_read_byte(costs, schedule->rank, from[f]);
     for (int f = 0; f < step->from_count && !copies; f++)
         if (span_is_read_by_kernel(costs, schedule->rank, from[f])) cost += from[f].count * costs->machine->near / 2;
-    for (int d = copies && costs->fits; d < step->to_count; d++)
+    for (int d = copies && costs->fits_cache; d < step->to_count; d++)
         if (!copy_stays_in_cell(costs, schedule, step, to[d]))
             cost += to[d].count * cost_of_written_byte(costs, schedule->rank, to[d]);
     return (cost + (step->from_count - 1) * to->count * costs->machine->add) * costs->chunk_bytes * costs->load;
 }
+/* Returns how many waits of the step are for peers. */
 static int step_count_peer_waits(const struct schedule *schedule, const struct step *step)
 {
     int count = 0;
     for (int w = 0; w < step->wait_count; w++) count += schedule->waits[step->wait + w].rank != schedule->rank;
     return count;
 }
-/* Counts the peers' spans of a step; each costs a round of cache misses at its start. */
+/* Returns how many spans of a step have lines that a peer had last. The first line of each is a cache miss. */
 static int step_count_peer_runs(const struct schedule *schedule, const struct step *step)
 {
     const struct span *from = step_from(schedule, step), *to = step_to(schedule, step);
@@ -140,7 +148,8 @@ static int step_count_peer_runs(const struct schedule *schedule, const struct st
     for (int d = 0; d < step->to_count; d++) count += to[d].rank != schedule->rank || to[d].buffer == SCRATCH;
     return count;
 }
-/* A copy takes one read; terms of a sum are read in blocks. */
+/* Returns the ns of the system calls by which a step reads. A copy takes one read; terms of a sum are read in
+   blocks. */
 static double cost_of_kernel_reads(const struct plan_cost *costs, const struct schedule *schedule,
     const struct step *step)
 {
@@ -151,6 +160,7 @@ static double cost_of_kernel_reads(const struct plan_cost *costs, const struct s
     double blocks = step->from_count == 1 ? 1 : double_larger(1, peers * costs->chunk_bytes / READ_BLOCK);
     return peers * from->count * blocks * costs->machine->reading * costs->load;
 }
+/* Returns the ns of a step for lines of other cores: waits, a publication, and the first lines of spans. */
 static double cost_of_step_lines(const struct plan_cost *costs, const struct schedule *schedule,
     const struct step *step)
 {
@@ -158,7 +168,8 @@ static double cost_of_step_lines(const struct plan_cost *costs, const struct sch
         + step_count_peer_runs(schedule, step);
     return lines * costs->machine->line * costs->load;
 }
-/* A short message is copied through memory of both ends; a long one is announced and goes from tensor to tensor. */
+/* Returns the ns of work on a message: `thirds` thirds of its fixed cost. A short message is also copied through memory
+   at each end; a long one is announced and goes from tensor to tensor. */
 static double cost_of_message(const struct plan_cost *costs, const struct schedule *schedule, const struct step *step,
     int thirds)
 {
@@ -166,6 +177,7 @@ static double cost_of_message(const struct plan_cost *costs, const struct schedu
     if (bytes <= MOST_AT_ONCE) whole = costs->machine->message, copy = bytes * costs->machine->far;
     return (whole * thirds / THIRDS + copy) * costs->load;
 }
+/* Returns the ns of work in a step, for one tile. A receive costs nothing when it is posted. */
 static double cost_of_step(const struct plan_cost *costs, const struct schedule *schedule, const struct step *step)
 {
     return cost_of_step_bytes(costs, schedule, step) + cost_of_kernel_reads(costs, schedule, step)
@@ -174,6 +186,7 @@ static double cost_of_step(const struct plan_cost *costs, const struct schedule 
 }
 
 /* ---- messages ---- */
+/* Returns the chunks of all messages of one kind (SEND or RECV) that the schedule posts. */
 static double schedule_count_posted_chunks(const struct schedule *schedule, enum step_kind kind)
 {
     double chunks = 0;
@@ -181,13 +194,14 @@ static double schedule_count_posted_chunks(const struct schedule *schedule, enum
         if (schedule->steps[j].kind == kind) chunks += step_count_chunks(schedule, &schedule->steps[j]);
     return chunks;
 }
+/* True if a member sends or receives. It needs only the schedules. */
 static bool plan_has_messages(const struct plan *plan)
 {
     bool any = false;
     for (int m = 0; m < plan->count; m++) any |= plan->ranks[m].first_message >= 0;
     return any;
 }
-/* False: out of memory. */
+/* Sets match, chunks_between_hosts and share if the plan has messages. False: out of memory. */
 static bool cost_find_messages(struct plan_cost *costs)
 {
     const struct plan *plan = costs->plan;
@@ -210,14 +224,14 @@ static bool cost_find_messages(struct plan_cost *costs)
     }
     return true;
 }
-/* Returns the time that the bytes of a message take on their share of the host's link. */
+/* Returns the ns that the bytes of a message take on their share of the host's link. */
 static double message_time_on_link(const struct plan_cost *costs, const struct schedule *schedule,
     const struct step *step)
 {
     return costs->machine->wire * step_count_chunks(schedule, step) * costs->chunk_bytes
         * costs->share[plan_member_of_rank(costs->plan, schedule->rank)];
 }
-/* Returns the time of the busiest host's link. A link has equal bandwidth in both directions. */
+/* Returns the ns per tile of the busiest host's link. A link has equal bandwidth in both directions. */
 static double cost_of_busiest_link(const struct plan_cost *costs)
 {
     double chunks = 0;
@@ -243,11 +257,12 @@ static bool messages_are_filled(const struct plan_cost *costs)
 }
 
 /* ---- the critical path of one tile ---- */
+/* Returns the entry for the end of a member's step. */
 static double *step_end_at(const struct plan_cost *costs, int member, int step)
 {
     return &costs->ends[(size_t)member * (size_t)costs->plan->period + (size_t)step];
 }
-/* NULL: the step has no time yet, or the rank is not a member. */
+/* Returns the end of a rank's step. NULL: it has no time yet, or the rank is not a member. */
 static double *step_end_of_rank(const struct plan_cost *costs, int rank, int step)
 {
     int member = plan_member_of_rank(costs->plan, rank);
@@ -258,9 +273,9 @@ static double *step_end_of_rank(const struct plan_cost *costs, int rank, int ste
 static bool message_find_end(const struct plan_cost *costs, const struct schedule *schedule, int step, double *out)
 {
     struct position other = match_find_other_end(costs->match, schedule->rank, step);
-    double posted = *step_end_of_rank(costs, schedule->rank, step), *there = NULL;
-    if (other.rank >= 0 && !(there = step_end_of_rank(costs, other.rank, other.step))) return false;
-    if (there && *there > posted) posted = *there;
+    double posted = *step_end_of_rank(costs, schedule->rank, step), *other_end = NULL;
+    if (other.rank >= 0 && !(other_end = step_end_of_rank(costs, other.rank, other.step))) return false;
+    if (other_end && *other_end > posted) posted = *other_end;
     *out = posted + cost_of_message(costs, schedule, &schedule->steps[step], THIRDS - OF_SENDER)
         + message_time_on_link(costs, schedule, &schedule->steps[step]);
     return true;
@@ -272,20 +287,20 @@ static bool step_find_begin(const struct plan_cost *costs, const struct schedule
     for (int w = 0; w < step->wait_count; w++) {
         const struct wait *wait = &schedule->waits[step->wait + w];
         int member = plan_member_of_rank(costs->plan, wait->rank);
-        double there = 0;
+        double end = 0;
         if (wait->lag == SLOT_REUSE) continue;
         if (costs->at[member] <= wait->step) return false;
-        if (wait->rank != schedule->rank) there = *step_end_at(costs, member, wait->step) + costs->round;
-        else if (!message_find_end(costs, schedule, wait->step, &there)) return false;
-        if (there > *begin) *begin = there;
+        if (wait->rank != schedule->rank) end = *step_end_at(costs, member, wait->step) + costs->round;
+        else if (!message_find_end(costs, schedule, wait->step, &end)) return false;
+        if (end > *begin) *begin = end;
     }
     return true;
 }
-/* Times the member's steps as far as it gets. True: it moved. */
+/* Computes the ends of the member's steps up to one whose waits have no time yet. True: it computed at least one. */
 static bool member_time_steps(const struct plan_cost *costs, int member)
 {
     const struct schedule *schedule = &costs->plan->ranks[member];
-    int from = costs->at[member];
+    int first = costs->at[member];
     for (; costs->at[member] < schedule->step_count; costs->at[member]++) {
         int step = costs->at[member];
         double begin = step ? *step_end_at(costs, member, step - 1) : 0;
@@ -294,7 +309,7 @@ static bool member_time_steps(const struct plan_cost *costs, int member)
         if (!step_find_begin(costs, schedule, &schedule->steps[step], &begin)) break;
         *step_end_at(costs, member, step) = begin + cost_of_step(costs, schedule, &schedule->steps[step]);
     }
-    return costs->at[member] > from;
+    return costs->at[member] > first;
 }
 /* Returns the length in ns of the longest chain of steps and messages over one tile. */
 static double cost_of_critical_path(const struct plan_cost *costs)
@@ -308,16 +323,16 @@ static double cost_of_critical_path(const struct plan_cost *costs)
         const struct schedule *schedule = &costs->plan->ranks[m];
         if (schedule->step_count) longest = double_larger(longest, *step_end_at(costs, m, schedule->step_count - 1));
         for (int j = schedule->first_message; j >= 0 && j <= schedule->last_message; j++) {
-            double over = 0;
-            if (step_is_message(&schedule->steps[j]) && message_find_end(costs, schedule, j, &over))
-                longest = double_larger(longest, over);
+            double end = 0;
+            if (step_is_message(&schedule->steps[j]) && message_find_end(costs, schedule, j, &end))
+                longest = double_larger(longest, end);
         }
     }
     return longest;
 }
 
 /* ---- many tiles ---- */
-/* Returns the time in ns that the busiest rank works in one tile. */
+/* Returns the ns that the busiest rank works in one tile, with its messages. */
 static double cost_of_busiest_rank(const struct plan_cost *costs)
 {
     double busiest_rank = 0;
@@ -336,7 +351,7 @@ static double cost_of_busiest_rank(const struct plan_cost *costs)
     }
     return busiest_rank;
 }
-/* Returns the chunks of slots, its own and its peers', that pass through a rank's cache. */
+/* Returns how many SCRATCH chunks, the rank's own and those of peers that it reads, pass through its cache. */
 static double schedule_count_slot_chunks(const struct schedule *schedule)
 {
     int chunks = schedule->chunks[SCRATCH];
@@ -347,53 +362,56 @@ static double schedule_count_slot_chunks(const struct schedule *schedule)
         }
     return chunks;
 }
-/* Lines fall into a cache at random, so a fuller cache is more likely to lose some. A lost byte costs the extra time to
-   fetch it from beyond the cache. */
-static double cost_of_displaced_bytes(const struct plan_cost *costs, const struct cutting *c, int in_flight)
+/* Returns the ns for bytes of the message that slots displace from the cache. Lines fall into a cache at random, so a
+   fuller cache is more likely to lose some. A lost byte costs the extra time to fetch it from beyond the cache. */
+static double cost_of_displaced_bytes(const struct plan_cost *costs, const struct cutting *cutting, int in_flight)
 {
-    double passing = 0, message = (double)c->message_bytes;
+    double slot_bytes = 0, message_bytes = (double)cutting->message_bytes;
     double longer = costs->machine->far - costs->machine->near, least_longer = costs->machine->near / 8;
     for (int m = 0; m < costs->plan->count; m++) {
         double bytes = schedule_count_slot_chunks(&costs->plan->ranks[m]) * costs->chunk_bytes * in_flight;
-        passing = double_larger(passing, bytes);
+        slot_bytes = double_larger(slot_bytes, bytes);
     }
     if (longer < least_longer) longer = least_longer;
-    return double_smaller(passing, message) * double_smaller(1, (passing + message) / costs->machine->l2) * longer
-        * costs->load;
+    return double_smaller(slot_bytes, message_bytes)
+        * double_smaller(1, (slot_bytes + message_bytes) / costs->machine->l2) * longer * costs->load;
 }
-/* Returns the time in ns of the whole message: the first tile, and the pace of further ones. */
-static double cost_of_all_tiles(struct plan_cost *costs, const struct cutting *c)
+/* Returns the ns of the whole message: the first tile takes its critical path, and each further one the time of the
+   busiest rank or link. */
+static double cost_of_all_tiles(struct plan_cost *costs, const struct cutting *cutting)
 {
     const struct schedule *schedule = &costs->plan->ranks[0];
     int chunks =
         schedule->chunks[INPUT] > schedule->chunks[OUTPUT] ? schedule->chunks[INPUT] : schedule->chunks[OUTPUT];
-    double tile = double_smaller((double)c->tile_bytes, (double)c->message_bytes);
-    double further = tile > 0 ? (double)c->message_bytes / tile - 1 : 0;
-    double in_flight = double_smaller(c->slots, further + 1);
+    double tile = double_smaller((double)cutting->tile_bytes, (double)cutting->message_bytes);
+    double further = tile > 0 ? (double)cutting->message_bytes / tile - 1 : 0;
+    double in_flight = double_smaller(cutting->slots, further + 1);
     costs->chunk_bytes = tile / chunks;
     double busy = double_larger(cost_of_busiest_rank(costs), cost_of_busiest_link(costs)),
-           one = double_larger(cost_of_critical_path(costs), busy), each = double_larger(one / c->slots, busy);
+           one = double_larger(cost_of_critical_path(costs), busy), each = double_larger(one / cutting->slots, busy);
     each += costs->machine->tile * costs->load;
-    return one + further * each + cost_of_displaced_bytes(costs, c, (int)in_flight);
+    return one + further * each + cost_of_displaced_bytes(costs, cutting, (int)in_flight);
 }
-/* Computes the cost in ns of a plan with one cutting. `filled`: messages fill the network, so smaller tiles are
-   useless. */
-static tutti_status plan_evaluate_cost(const struct plan *plan, const struct machine *machine, const struct cutting *c,
-    double *out, bool *filled)
+/* Computes the cost in ns of a plan with one cutting. *filled: as messages_are_filled; if false, the tiles are too
+   small. */
+static tutti_status plan_evaluate_cost(const struct plan *plan, const struct machine *machine,
+    const struct cutting *cutting, double *out, bool *filled)
 {
-    struct plan_cost costs = { .plan = plan, .machine = machine, .fits = (double)c->message_bytes <= machine->l2 / 2 };
+    struct plan_cost costs = {
+        .plan = plan, .machine = machine, .fits_cache = (double)cutting->message_bytes <= machine->l2 / 2
+    };
     costs.ranks = plan->one_host ? plan->count : plan->layout->largest;
-    costs.round = machine_cost_of_round(machine, costs.ranks, c->cores);
+    costs.round = machine_cost_of_round(machine, costs.ranks, cutting->cores);
     costs.cached_fraction =
-        double_smaller(1, machine->l2 / HELD_OF_L2 / (double)(c->message_bytes ? c->message_bytes : 1));
-    costs.load = costs.ranks > c->cores ? (double)costs.ranks / c->cores : 1;
+        double_smaller(1, machine->l2 / HELD_OF_L2 / (double)(cutting->message_bytes ? cutting->message_bytes : 1));
+    costs.load = costs.ranks > cutting->cores ? (double)costs.ranks / cutting->cores : 1;
     costs.peer_read = (machine->slot_read + (costs.load - 1) * machine->near / 2) / costs.load;
     costs.peer_write = (machine->slot_write + (costs.load - 1) * machine->near / 2) / costs.load;
     costs.ends = memory_alloc_zeroed((size_t)plan->count * (size_t)plan->period + 1, sizeof *costs.ends);
     costs.at = memory_alloc_zeroed((size_t)plan->count, sizeof *costs.at);
-    bool fine = costs.ends && costs.at && cost_find_messages(&costs);
-    if (fine) {
-        *out = cost_of_all_tiles(&costs, c);
+    bool has_memory = costs.ends && costs.at && cost_find_messages(&costs);
+    if (has_memory) {
+        *out = cost_of_all_tiles(&costs, cutting);
         *filled = messages_are_filled(&costs);
     }
     match_destroy(costs.match);
@@ -401,14 +419,14 @@ static tutti_status plan_evaluate_cost(const struct plan *plan, const struct mac
     free(costs.share);
     free(costs.ends);
     free(costs.at);
-    return fine ? TUTTI_OK
-                : status_fail(TUTTI_NO_MEMORY, "no memory to predict the cost of a plan of %d ranks", plan->size);
+    return has_memory ? TUTTI_OK
+                      : status_fail(TUTTI_NO_MEMORY, "no memory to predict the cost of a plan of %d ranks", plan->size);
 }
-tutti_status plan_compute_cost(const struct plan *plan, const struct machine *machine, const struct cutting *c,
+tutti_status plan_compute_cost(const struct plan *plan, const struct machine *machine, const struct cutting *cutting,
     double *out)
 {
     bool filled;
-    return plan_evaluate_cost(plan, machine, c, out, &filled);
+    return plan_evaluate_cost(plan, machine, cutting, out, &filled);
 }
 
 /* ---- tiles ---- */
@@ -433,23 +451,23 @@ tutti_status plan_choose_tile(const struct plan *plan, const struct machine *mac
     struct cutting *best, double *out)
 {
     bool oversubscribed = (plan->one_host ? plan->count : plan->layout->largest) > cores;
-    bool found = false, sends = plan_has_messages(plan);
-    double least_cost = 0, tolerance = sends || oversubscribed ? 1 : LARGER_TILE_TOLERANCE;
-    size_t largest = sends ? BYTES_WITH_MESSAGES / TILES_WITH_MESSAGES : machine_largest_tile(machine);
+    bool found = false, has_messages = plan_has_messages(plan);
+    double least_cost = 0, tolerance = has_messages || oversubscribed ? 1 : LARGER_TILE_TOLERANCE;
+    size_t largest = has_messages ? BYTES_WITH_MESSAGES / TILES_WITH_MESSAGES : machine_largest_tile(machine);
     for (size_t tile = LEAST_TILE; tile <= largest && (!found || tile < 2 * message_bytes); tile *= 2) {
-        int slots = sends ? TILES_WITH_MESSAGES : machine_tiles_in_flight(machine, tile, oversubscribed);
-        struct cutting c = { message_bytes, tile, slots, cores };
+        int slots = has_messages ? TILES_WITH_MESSAGES : machine_tiles_in_flight(machine, tile, oversubscribed);
+        struct cutting cutting = { message_bytes, tile, slots, cores };
         double cost = 0;
-        bool filled, last = 2 * tile > largest || tile >= message_bytes;
-        TRY(plan_evaluate_cost(plan, machine, &c, &cost, &filled));
-        if ((!filled && !last) || (found && cost >= tolerance * least_cost)) continue;
+        bool filled, is_last = 2 * tile > largest || tile >= message_bytes;
+        TRY(plan_evaluate_cost(plan, machine, &cutting, &cost, &filled));
+        if ((!filled && !is_last) || (found && cost >= tolerance * least_cost)) continue;
         least_cost = found ? double_smaller(cost, least_cost) : cost;
-        *best = c;
+        *best = cutting;
         *out = cost;
         found = true;
     }
     /* The caller has rounded message_bytes down, so a somewhat longer message must not be cut either. */
-    if (sends && best->tile_bytes >= message_bytes && 2 * best->tile_bytes <= largest) best->tile_bytes *= 2;
+    if (has_messages && best->tile_bytes >= message_bytes && 2 * best->tile_bytes <= largest) best->tile_bytes *= 2;
     return TUTTI_OK;
 }
 
@@ -458,12 +476,13 @@ tutti_status plan_choose_tile(const struct plan *plan, const struct machine *mac
    the core from others, so they take a quarter of that time. Yields give the core away, so they may take much longer:
    ranks that compute arrive 0.1 to 0.5 ms apart, and each sleep would cost them 30 us (tests/bench/bench_decode.py). */
 enum { PAUSES_OF_SLEEP = 4, SLEEPS_OF_YIELDS = 40 };
+/* Returns how many rounds of `each` ns take `time` ns, at least one. */
 static int time_count_rounds(double time, double each)
 {
     return time / each < INT_MAX / 4 ? (int)(time / each) + 1 : INT_MAX / 4;
 }
-struct spin_budget machine_spin_budget(const struct machine *machine, double look)
+struct spin_budget machine_spin_budget(const struct machine *machine, double poll_ns)
 {
-    return (struct spin_budget){ time_count_rounds(machine->sleep / PAUSES_OF_SLEEP, machine->pause + look),
-        time_count_rounds(SLEEPS_OF_YIELDS * machine->sleep, machine->yield + look) };
+    return (struct spin_budget){ time_count_rounds(machine->sleep / PAUSES_OF_SLEEP, machine->pause + poll_ns),
+        time_count_rounds(SLEEPS_OF_YIELDS * machine->sleep, machine->yield + poll_ns) };
 }

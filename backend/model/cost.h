@@ -7,33 +7,37 @@
 
 /* How a message is cut and run. */
 struct cutting {
-    /* The larger buffer of one rank. */
+    /* The bytes of the larger buffer of one rank. */
     size_t message_bytes;
-    /* At least message_bytes: one tile. */
+    /* The bytes of that buffer in one tile. At least message_bytes: there is one tile. */
     size_t tile_bytes;
-    /* Tiles in flight. */
+    /* The number of tiles in flight. */
     int slots;
-    /* The cores that the ranks of one host share. */
+    /* The number of cores that the ranks of one host share. */
     int cores;
 };
 /* In a plan with messages, TILES_WITH_MESSAGES tiles are in flight, with at most BYTES_WITH_MESSAGES. An algorithm
    stages at most STAGED_AT_MOST times these bytes. The slots of every host have room for that, because all hosts must
    have the same cut. */
 enum { TILES_WITH_MESSAGES = 4, BYTES_WITH_MESSAGES = 8 << 20, STAGED_AT_MOST = 6 };
-/* Computes the cost of a plan of all ranks, or of the ranks of one host. NO_MEMORY; *out is then untouched. */
+/* Computes the cost in ns of a plan of all ranks, or of the ranks of one host. NO_MEMORY; *out is then untouched. */
 tutti_status plan_compute_cost(const struct plan *plan, const struct machine *machine, const struct cutting *cutting,
     double *out);
-/* Finds the tile size with the least cost for a message, and its number of slots. */
+/* Finds the tile size with the least cost for a message of a plan, and its number of slots. *out gets the cost in
+   ns. */
 tutti_status plan_choose_tile(const struct plan *plan, const struct machine *machine, size_t message_bytes, int cores,
     struct cutting *best, double *out);
-/* Computes the cost of one more round, for example the roll call before a late selection. */
+/* Returns the ns of one round in which all ranks of a host see what the others have published, such as the roll
+   call. */
 double machine_cost_of_round(const struct machine *machine, int ranks, int cores);
 /* Returns how many tiles of this size may be in flight: those that fit in the cache, but at least two. With more ranks
    than cores (oversubscribed) it is three, because with two a rank often can only give its core away. */
 int machine_tiles_in_flight(const struct machine *machine, size_t tile_bytes, bool oversubscribed);
+/* Returns the largest tile size, in bytes, that is considered for plans without messages. */
 size_t machine_largest_tile(const struct machine *machine);
 
 /* How long a thread polls before it sleeps: first pauses, then yields. */
 struct spin_budget { int pauses, yields; };
-/* `look`: ns that a poll takes beside the pause, for example a system call for a network. */
-struct spin_budget machine_spin_budget(const struct machine *machine, double look);
+/* Returns the spin budget of a thread whose polls take `poll_ns` beside the pause or yield, for example for a system
+   call. */
+struct spin_budget machine_spin_budget(const struct machine *machine, double poll_ns);

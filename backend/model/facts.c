@@ -18,10 +18,12 @@ static bool file_read_first_line(const char *path, char *out, int bytes)
     if (read) out[strcspn(out, "\n")] = 0;
     return read;
 }
-static bool cache_read_attribute(int index, const char *what, char *out, int bytes)
+/* Reads an attribute ("level", "type", "size") of cache number `index` of the first core. False: the system does not
+   report it. */
+static bool cache_read_attribute(int index, const char *attribute, char *out, int bytes)
 {
     char path[128];
-    snprintf(path, sizeof path, "%s/cpu0/cache/index%d/%s", cpus, index, what);
+    snprintf(path, sizeof path, "%s/cpu0/cache/index%d/%s", cpus, index, attribute);
     return file_read_first_line(path, out, bytes);
 }
 double cache_level_bytes(int level)
@@ -55,7 +57,7 @@ bool cores_are_siblings(int a, int b)
     snprintf(path, sizeof path, "%s/cpu%d/topology/thread_siblings_list", cpus, a);
     return file_read_first_line(path, list, sizeof list) && cpu_list_has_number(list, b);
 }
-/* Sets `out` to "" if /proc/cpuinfo has no model name. */
+/* Reads the name of the processor; "" if /proc/cpuinfo has none. */
 static void processor_read_name(char *out, int bytes)
 {
     FILE *file = fopen("/proc/cpuinfo", "re");
@@ -74,8 +76,8 @@ void machine_format_identity(int distance, char out[IDENTITY_BYTES])
     char processor[128];
     struct utsname system;
     processor_read_name(processor, sizeof processor);
-    bool known = uname(&system) == 0;
+    bool has_system = uname(&system) == 0;
     snprintf(out, IDENTITY_BYTES, "tutti %s, probe %d, %s, %s, %ld cores, %s %s, distance %d", TUTTI_VERSION,
-        PROBE_NUMBER, known ? system.machine : "", processor, sysconf(_SC_NPROCESSORS_ONLN),
-        known ? system.sysname : "", known ? system.release : "", distance);
+        PROBE_NUMBER, has_system ? system.machine : "", processor, sysconf(_SC_NPROCESSORS_ONLN),
+        has_system ? system.sysname : "", has_system ? system.release : "", distance);
 }

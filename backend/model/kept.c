@@ -1,7 +1,7 @@
-/* The parameters of this machine on disk, from job to job: a small text in the user's cache folder. Its name
-   contains the identity of the machine, so several machines may share a home. A file counts only if it is whole, of
-   this machine and version, and with every parameter within its bounds; otherwise it counts as missing. A new file
-   is written beside the old one and renamed, so a reader sees one of the two. */
+/* The parameters of this machine on disk, from job to job: a small text in the user's cache folder. Its name contains
+   the identity of the machine, so several machines may share a home. A file counts only if it is whole, of this machine
+   and version, and with every parameter within its bounds; otherwise it counts as missing. A new file is written beside
+   the old one and renamed, so a reader sees one of the two. */
 #include "backend/base/log.h"
 #include "backend/base/settings.h"
 #include "backend/model/machine.h"
@@ -29,20 +29,21 @@ bool machine_file_folder(char *out, size_t bytes)
     else if (home && home[0] == '/') length = snprintf(out, bytes, "%s/.cache/tutti", home);
     return length > 0 && (size_t)length < bytes;
 }
-/* FNV-1a. */
+/* Hashes a text by FNV-1a. */
 static uint64_t text_hash_fnv1a(const char *text)
 {
     uint64_t h = 0xcbf29ce484222325u;
     for (; *text; text++) h = (h ^ (unsigned char)*text) * 0x100000001b3u;
     return h;
 }
+/* Writes the path of the file for an identity. False: it is too long. */
 static bool machine_file_path(const char *folder, const char *identity, char out[PATH_BYTES])
 {
     return snprintf(out, PATH_BYTES, "%s/machine-%016" PRIx64, folder, text_hash_fnv1a(identity)) < PATH_BYTES;
 }
 
 /* ---- the text: the identity, a line for each parameter, and a hash of all lines ---- */
-/* Writes the parameters as text, one line each, ended by a hash. Returns the bytes; 0: too long. */
+/* Formats the identity and the parameters, one line each, ended by a hash. Returns the length in bytes; 0: too long. */
 static size_t machine_text_format(const char *identity, const struct machine *machine, char out[TEXT_BYTES])
 {
     const struct machine_row *rows;
@@ -63,7 +64,7 @@ static bool text_skip_prefix(const char **at, const char *text)
     *at += length;
     return true;
 }
-/* Reads such a text. False: of another machine, damaged or out of bounds. */
+/* Parses the text of machine_text_format. False: it is for another identity, damaged, or has a value out of bounds. */
 static bool machine_text_parse(const char *text, const char *identity, struct machine *out)
 {
     const struct machine_row *rows;

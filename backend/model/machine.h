@@ -41,13 +41,16 @@ struct machine {
     MACHINE_PARAMETERS(X)
 #undef X
 };
+/* The columns of a parameter. */
 struct machine_row { const char *name, *unit, *help; double typical, least, most; };
 
 /* ---- parameters.c ---- */
 /* Sets *out to the rows, in the order of struct machine; returns their number. */
 int machine_get_rows(const struct machine_row **out);
+/* machine_get_parameter and machine_set_parameter access the parameter of a row. */
 double machine_get_parameter(const struct machine *machine, int row);
-void machine_set_parameter(struct machine *machine, int row, double figure);
+void machine_set_parameter(struct machine *machine, int row, double value);
+/* Returns a machine with the typical value of each parameter. */
 struct machine machine_typical(void);
 /* Replaces the parameters that a text names, as in "line=300,fetch=0.05", if they are within their bounds; warns about
    anything else in the text. */
@@ -60,27 +63,28 @@ bool machine_is_within_bounds(const struct machine *machine);
 /* ---- machine.c: the values of this process; safe for several threads ---- */
 /* The distance of two cores: half octaves of the time that a line takes from one to the other, from 1; 0: unknown. */
 enum { DISTANCES = 36 };
+/* Returns the distance for the ns that a line takes from one core to the other; 0 for 0, a negative number or NaN. */
 int distance_of_line_time(double line_ns);
-/* Returns the parameters of ranks at that distance, from this process or from an earlier job. For an unknown distance
-   it returns the latest of this process, or any. False: not available. */
+/* Finds the parameters of ranks at that distance, from this process or on disk from an earlier job. For an unknown
+   distance it finds those used last by this process, or any. False: none are available. */
 bool machine_find_parameters(int distance, struct machine *out);
-/* Records parameters for a distance; the first ones stay. `keep` also writes them to disk for later jobs, unless the
-   distance is unknown. */
-void machine_store_parameters(int distance, const struct machine *parameters, bool keep);
-/* Returns the parameters of an unknown distance, and measures them now if they are not available. `stream` copies
-   around the cache, or is NULL. */
+/* Records parameters for a distance, unless this process has some for it. to_disk: also writes these to disk for later
+   jobs, unless the distance is unknown. */
+void machine_store_parameters(int distance, const struct machine *parameters, bool to_disk);
+/* Copies bytes, or works on them in another way. */
 typedef void machine_copy(void *to, const void *from, size_t bytes);
+/* Returns any parameters, and measures them now if none are available. `stream` copies around the cache, or is NULL. */
 struct machine machine_get_or_measure(machine_copy *stream);
 
 /* ---- probe.c ---- */
 /* The longest time that a measurement may take; parameters that are not measured by then stay typical. */
 enum { PROBE_MS = 60 };
-/* Measures on these two cores (NULL: the caller's and another), or with two threads on one if there is no other. True:
-   all parameters are measured. False: some are only typical, because there is one core, or other programs keep the
-   cores busy. */
+/* Measures this machine on two cores (NULL: the caller's and another), or on one if there is no other. True: all
+   parameters are measured. False: some are only typical, because there is one core, or other programs keep the cores
+   busy. */
 bool machine_probe(machine_copy *stream, const int cores[2], struct machine *out);
 /* ---- facts.c ---- */
-/* Must be raised when the measurements change. */
+/* The version of the measurements: must be raised when they change. */
 enum { PROBE_NUMBER = 8 };
 enum { IDENTITY_BYTES = 512 };
 /* Writes one line with version of tutti, processor, number of cores, kernel, and distance. Parameters are valid only
@@ -93,7 +97,9 @@ bool cores_are_siblings(int a, int b);
 /* ---- kept.c ---- */
 /* Returns the folder that TUTTI_CACHE names, or the user's cache folder. False: parameters are not kept on disk. */
 bool machine_file_folder(char *out, size_t bytes);
-/* False: the folder has no valid parameters for this machine. */
+/* Reads the parameters for an identity from its file in the folder. False: there is no valid file; *out is
+   untouched. */
 bool machine_file_read(const char *folder, const char *identity, struct machine *out);
-/* Replaces the file as a whole. False: writing failed; errors of the system are logged. */
+/* Writes the parameters for an identity to its file in the folder, which it replaces as a whole. False: writing failed;
+   errors of the system are logged. */
 bool machine_file_write(const char *folder, const char *identity, const struct machine *machine);

@@ -18,7 +18,7 @@ int machine_get_rows(const struct machine_row **out)
     return ROWS;
 }
 double machine_get_parameter(const struct machine *machine, int row) { return (&machine->l2)[row]; }
-void machine_set_parameter(struct machine *machine, int row, double figure) { (&machine->l2)[row] = figure; }
+void machine_set_parameter(struct machine *machine, int row, double value) { (&machine->l2)[row] = value; }
 struct machine machine_typical(void)
 {
     struct machine machine;
@@ -34,13 +34,13 @@ void machine_copy_network_costs(struct machine *machine, const struct machine *f
 bool machine_is_within_bounds(const struct machine *machine)
 {
     for (int i = 0; i < ROWS; i++) {
-        double figure = machine_get_parameter(machine, i);
+        double value = machine_get_parameter(machine, i);
         /* NaN is outside the bounds, too. */
-        if (!(figure >= rows[i].least && figure <= rows[i].most)) return false;
+        if (!(value >= rows[i].least && value <= rows[i].most)) return false;
     }
     return true;
 }
-/* Returns ROWS if there is no such parameter. */
+/* Returns the row of the parameter with a name of `length` characters, or ROWS for an unknown name. */
 static int machine_find_row(const char *name, size_t length)
 {
     int i = 0;
@@ -54,9 +54,9 @@ void machine_override_parameters(struct machine *machine, const char *parameters
         size_t length = strcspn(at, "=,");
         int row = machine_find_row(at, length);
         char *rest = NULL;
-        double figure = at[length] == '=' ? strtod(at + length + 1, &rest) : 0;
-        if (row < ROWS && rest == end && figure >= rows[row].least && figure <= rows[row].most)
-            machine_set_parameter(machine, row, figure);
+        double value = at[length] == '=' ? strtod(at + length + 1, &rest) : 0;
+        if (row < ROWS && rest == end && value >= rows[row].least && value <= rows[row].most)
+            machine_set_parameter(machine, row, value);
         else
             LOG(WARN,
                 "TUTTI_MACHINE has %.*s; allowed is name=value, with a name that tutti model lists and a value "
