@@ -1,6 +1,6 @@
 /* Each token chooses some experts, and each choice within capacity is a row. A rank's rows for an expert are in the
-   order of its tokens. An expert's rows are in the order of the ranks that they come from, and a rank's experts in
-   the order of their numbers. So the counts determine the place of each row. */
+   order of its tokens. An expert's rows are in the order of the ranks that they come from, and a rank's experts in the
+   order of their numbers. So the counts determine the place of each row. */
 #include "backend/groups/experts.h"
 #include "backend/base/dtype.h"
 #include "backend/base/status.h"
@@ -13,14 +13,14 @@ enum { MOST_CHOICES = 64 };
 tutti_status experts_place(const int64_t *expert, size_t tokens, int choices, int experts, uint64_t capacity,
     int64_t *place, uint64_t *counts)
 {
-    size_t all = tokens * (size_t)choices;
-    for (size_t i = 0; i < all; i++)
+    size_t choice_count = tokens * (size_t)choices;
+    for (size_t i = 0; i < choice_count; i++)
         if (expert[i] < -1 || expert[i] >= experts)
             return status_refuse(TUTTI_INVALID_ARGUMENT,
                 "experts: token %zu chooses expert %lld; allowed are 0 to %d, and -1 for none", i / (size_t)choices,
                 (long long)expert[i], experts - 1);
     memset(counts, 0, (size_t)experts * sizeof *counts);
-    for (size_t i = 0; i < all; i++) {
+    for (size_t i = 0; i < choice_count; i++) {
         uint64_t *count = expert[i] < 0 ? NULL : &counts[expert[i]];
         place[i] = count && *count < capacity ? (int64_t)(*count)++ : -1;
     }
@@ -29,18 +29,18 @@ tutti_status experts_place(const int64_t *expert, size_t tokens, int choices, in
 tutti_status experts_compute_offsets(const uint64_t *counts, int ranks, int experts, uint64_t padded, uint64_t *first,
     uint64_t *rows)
 {
-    int each = experts / ranks;
+    int experts_per_rank = experts / ranks;
     for (int owner = 0; owner < ranks; owner++) {
         uint64_t next = 0;
-        for (int e = owner * each; e < (owner + 1) * each; e++)
-            for (int from = 0; from < ranks; from++) {
-                size_t at = (size_t)from * (size_t)experts + (size_t)e;
-                if (padded && counts[at] > padded)
+        for (int expert = owner * experts_per_rank; expert < (owner + 1) * experts_per_rank; expert++)
+            for (int source = 0; source < ranks; source++) {
+                size_t cell = (size_t)source * (size_t)experts + (size_t)expert;
+                if (padded && counts[cell] > padded)
                     return status_refuse(TUTTI_INVALID_ARGUMENT,
-                        "experts: rank %d has %llu rows for expert %d, but there is room for %llu", from,
-                        (unsigned long long)counts[at], e, (unsigned long long)padded);
-                first[at] = next;
-                next += padded ? padded : counts[at];
+                        "experts: rank %d has %llu rows for expert %d, but there is room for %llu", source,
+                        (unsigned long long)counts[cell], expert, (unsigned long long)padded);
+                first[cell] = next;
+                next += padded ? padded : counts[cell];
             }
         rows[owner] = next;
     }
@@ -55,7 +55,7 @@ static void *experts_row_at(const tutti_experts_rows *rows, size_t choice)
     int64_t expert = rows->expert[choice], place = rows->place[choice];
     return expert < 0 || place < 0 ? NULL : (char *)rows->first[expert] + (size_t)place * experts_row_bytes(rows);
 }
-/* Refuses rows of a type without kernels, or with too many choices. */
+/* INVALID_ARGUMENT for rows of a type without kernels, or with too many choices for a token. */
 static tutti_status experts_check_rows(const tutti_experts_rows *rows)
 {
     if (!blend_find(rows->dtype))

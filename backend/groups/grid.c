@@ -9,16 +9,18 @@
 #include <string.h>
 
 enum { MOST_NAME = TUTTI_GRID_NAME - 1 };
-/* Some axes of a grid; `size` is the product of their sizes. */
+/* Some axes of a grid, in its order; `size` is the product of their sizes. */
 struct grid_part { int axis[TUTTI_GRID_AXES], count, size; };
 
 /* ---- texts ---- */
+/* Returns the number of letters and digits at the beginning of a text. */
 static size_t axis_name_length(const char *text)
 {
     size_t n = 0;
     while (isalnum((unsigned char)text[n])) n++;
     return n;
 }
+/* Returns the axis of that name, or -1. */
 static int grid_find_axis(const tutti_grid *grid, const char *name, size_t length)
 {
     for (int a = 0; a < grid->axes; a++)
@@ -34,7 +36,8 @@ static tutti_status grid_add_axis(tutti_grid *grid, const char *name, size_t len
     memcpy(grid->name[grid->axes++], name, length);
     return TUTTI_OK;
 }
-/* Reads the name at *text and advances *text behind it and the hyphen after it. */
+/* Takes the next name from a list such as "tp-dp": *name and *length get the name at *text, and *text goes on to the
+   next one. `all`: the whole list, for errors. */
 static tutti_status axis_names_take_next(const char **text, const char *all, const char **name, size_t *length)
 {
     *name = *text;
@@ -48,7 +51,7 @@ static tutti_status axis_names_take_next(const char **text, const char *all, con
     *text = end + (*end == '-');
     return TUTTI_OK;
 }
-/* Parses the order of axes, such as "tp-ep-dp-pp", innermost first. */
+/* Adds the axes of an order such as "tp-ep-dp-pp" to the grid, innermost first, with size 1. */
 static tutti_status grid_parse_order(tutti_grid *grid, const char *order)
 {
     const char *text = order, *name;
@@ -62,7 +65,8 @@ static tutti_status grid_parse_order(tutti_grid *grid, const char *order)
     } while (*text);
     return TUTTI_OK;
 }
-/* Parses one "name=size" at *text and moves *text behind it. `given` has a bit for each axis with a size. */
+/* Sets the size of an axis from "name=size" at *text, and moves *text to the next one. *given has a bit for each axis
+   that has a size already. `order` and `sizes`: the whole texts, for errors. */
 static tutti_status grid_parse_size(tutti_grid *grid, const char *order, const char *sizes, const char **text,
     uint32_t *given)
 {
@@ -88,7 +92,7 @@ static tutti_status grid_parse_size(tutti_grid *grid, const char *order, const c
     *text = end + (*end == ',');
     return TUTTI_OK;
 }
-/* Refuses a grid whose sizes do not multiply to the number of ranks. */
+/* INVALID_ARGUMENT if the product of the sizes is not the number of ranks. */
 static tutti_status grid_check_product(const tutti_grid *grid)
 {
     char text[STATUS_DETAIL_BYTES / 2] = "";
@@ -116,7 +120,7 @@ tutti_status grid_make(tutti_grid *out, const char *order, const char *sizes, in
 }
 
 /* ---- parts ---- */
-/* Finds the axes that are named; they number the ranks within a group. */
+/* Finds the axes in a list of names; they number the ranks within a group. */
 static tutti_status grid_choose_part(const tutti_grid *grid, const char *names, struct grid_part *chosen)
 {
     const char *text = names, *name;
@@ -149,32 +153,34 @@ static struct grid_part grid_other_axes(const tutti_grid *grid, const struct gri
     }
     return others;
 }
+/* Returns the distance of two ranks that are neighbours on the axis. */
 static int grid_axis_stride(const tutti_grid *grid, int axis)
 {
     int stride = 1;
     for (int a = 0; a < axis; a++) stride *= grid->size[a];
     return stride;
 }
-/* Returns the rank of the n-th position of a part, with index 0 in all other axes. grid_part_number is the inverse. */
-static int grid_part_rank(const tutti_grid *grid, const struct grid_part *p, int n)
+/* Returns the rank whose number along the axes of a part is `number`, and whose index is 0 on all other axes. */
+static int grid_part_rank(const tutti_grid *grid, const struct grid_part *part, int number)
 {
     int rank = 0;
-    for (int i = 0; i < p->count; i++) {
-        rank += n % grid->size[p->axis[i]] * grid_axis_stride(grid, p->axis[i]);
-        n /= grid->size[p->axis[i]];
+    for (int i = 0; i < part->count; i++) {
+        rank += number % grid->size[part->axis[i]] * grid_axis_stride(grid, part->axis[i]);
+        number /= grid->size[part->axis[i]];
     }
     return rank;
 }
-/* Returns a rank's number along the axes of a part, mixed radix, first axis fastest. */
-static int grid_part_number(const tutti_grid *grid, const struct grid_part *p, int rank)
+/* Returns a rank's number along the axes of a part: its indices there as a mixed-radix number, first axis fastest. */
+static int grid_part_number(const tutti_grid *grid, const struct grid_part *part, int rank)
 {
-    int n = 0, before = 1;
-    for (int i = 0; i < p->count; i++) {
-        n += rank / grid_axis_stride(grid, p->axis[i]) % grid->size[p->axis[i]] * before;
-        before *= grid->size[p->axis[i]];
+    int number = 0, stride = 1;
+    for (int i = 0; i < part->count; i++) {
+        number += rank / grid_axis_stride(grid, part->axis[i]) % grid->size[part->axis[i]] * stride;
+        stride *= grid->size[part->axis[i]];
     }
-    return n;
+    return number;
 }
+/* INVALID_ARGUMENT if the grid does not have the rank. */
 static tutti_status grid_check_rank(const tutti_grid *grid, int rank)
 {
     if (rank >= 0 && rank < grid->ranks) return TUTTI_OK;
@@ -217,72 +223,72 @@ tutti_status grid_find_group(const tutti_grid *grid, const char *names, int rank
     return TUTTI_OK;
 }
 tutti_status grid_find_straddling_group(const tutti_grid *grid, const char *names, const int *host, int *group,
-    int *most)
+    int *most_hosts)
 {
     struct grid_part chosen, others;
     TRY(grid_choose_part(grid, names, &chosen));
     others = grid_other_axes(grid, &chosen);
     *group = -1;
-    *most = 0;
-    for (int n = 0; n < others.size; n++) {
-        int first = grid_part_rank(grid, &others, n), hosts = 0;
+    *most_hosts = 0;
+    for (int number = 0; number < others.size; number++) {
+        int first = grid_part_rank(grid, &others, number), hosts = 0;
         for (int i = 0; i < chosen.size; i++) {
-            int k = 0, mine = host[first + grid_part_rank(grid, &chosen, i)];
-            while (k < i && host[first + grid_part_rank(grid, &chosen, k)] != mine) k++;
+            int k = 0, own_host = host[first + grid_part_rank(grid, &chosen, i)];
+            while (k < i && host[first + grid_part_rank(grid, &chosen, k)] != own_host) k++;
             hosts += k == i;
         }
-        if (hosts > 1 && *group < 0) *group = n;
-        if (hosts > *most) *most = hosts;
+        if (hosts > 1 && *group < 0) *group = number;
+        if (hosts > *most_hosts) *most_hosts = hosts;
     }
     return TUTTI_OK;
 }
 
 /* ---- experts ---- */
-static bool grid_axis_is_called(const tutti_grid *grid, int axis, const char *name)
+static bool grid_axis_has_name(const tutti_grid *grid, int axis, const char *name)
 {
     return strcmp(grid->name[axis], name) == 0;
 }
-/* Refuses an expert grid whose pipeline groups differ from the dense grid's. */
+/* INVALID_ARGUMENT if a rank is in another pipeline group of the experts' grid than of the dense grid. */
 static tutti_status grid_compare_pipelines(const tutti_grid *dense, const tutti_grid *experts)
 {
     int axis = grid_find_axis(dense, "pp", 2);
     for (int rank = 0; axis >= 0 && rank < dense->ranks; rank++) {
-        int mine[2][2];
-        TRY(grid_find_group(dense, "pp", rank, &mine[0][0], &mine[0][1]));
-        TRY(grid_find_group(experts, "pp", rank, &mine[1][0], &mine[1][1]));
-        if (memcmp(mine[0], mine[1], sizeof mine[0]) == 0) continue;
+        int places[2][2];
+        TRY(grid_find_group(dense, "pp", rank, &places[0][0], &places[0][1]));
+        TRY(grid_find_group(experts, "pp", rank, &places[1][0], &places[1][1]));
+        if (memcmp(places[0], places[1], sizeof places[0]) == 0) continue;
         return status_refuse(TUTTI_INVALID_ARGUMENT,
             "grid: the pipeline groups of the experts differ from the dense ones: rank %d is in group %d and in "
             "group %d. The sizes of the names before pp must have the same product in both grids",
-            rank, mine[0][0], mine[1][0]);
+            rank, places[0][0], places[1][0]);
     }
     return TUTTI_OK;
 }
 tutti_status grid_make_experts(tutti_grid *out, const tutti_grid *dense, int tp, int ep)
 {
     tutti_grid grid = *dense;
-    long rest = dense->ranks;
+    long remaining = dense->ranks;
     for (int a = 0; a < grid.axes; a++) {
-        bool tensor = grid_axis_is_called(&grid, a, "tp"), experts = grid_axis_is_called(&grid, a, "ep");
-        if (!grid_axis_is_called(&grid, a, "pp")) grid.size[a] = tensor ? tp : experts ? ep : 1;
+        bool tensor = grid_axis_has_name(&grid, a, "tp"), experts = grid_axis_has_name(&grid, a, "ep");
+        if (!grid_axis_has_name(&grid, a, "pp")) grid.size[a] = tensor ? tp : experts ? ep : 1;
     }
-    int data = grid_find_axis(&grid, "dp", 2),
+    int dp_axis = grid_find_axis(&grid, "dp", 2),
         names[2] = { grid_find_axis(&grid, "ep", 2), grid_find_axis(&grid, "tp", 2) };
     if (tp < 1 || ep < 1)
         return status_refuse(TUTTI_INVALID_ARGUMENT, "grid: tp %d and ep %d of experts; both must be at least 1", tp,
             ep);
-    if (data < 0 || (ep > 1 && names[0] < 0) || (tp > 1 && names[1] < 0))
+    if (dp_axis < 0 || (ep > 1 && names[0] < 0) || (tp > 1 && names[1] < 0))
         return status_refuse(TUTTI_INVALID_ARGUMENT,
             "grid: experts need an order that names dp, and ep and tp where they have more than one rank");
     for (int a = 0; a < grid.axes; a++) {
-        if (rest % grid.size[a]) rest = 0;
-        if (rest) rest /= grid.size[a];
+        if (remaining % grid.size[a]) remaining = 0;
+        if (remaining) remaining /= grid.size[a];
     }
-    if (!rest)
+    if (!remaining)
         return status_refuse(TUTTI_INVALID_ARGUMENT,
             "grid: experts of tp %d and ep %d do not divide %d ranks with the pipelines of the grid", tp, ep,
             dense->ranks);
-    grid.size[data] = (int)rest;
+    grid.size[dp_axis] = (int)remaining;
     TRY(grid_compare_pipelines(dense, &grid));
     *out = grid;
     return TUTTI_OK;

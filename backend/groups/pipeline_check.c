@@ -7,21 +7,23 @@
 #include "backend/groups/pipeline.h"
 #include <stdlib.h>
 
-struct play {
-    const struct tutti_pipeline *p;
+/* The simulation of a pipeline. */
+struct pipeline_run {
+    const struct tutti_pipeline *pipeline;
     const tutti_pipeline_cost *cost;
-    /* `over` is the time at which an action ends, or negative while it has not begun. */
-    double *over[TUTTI_WORKS];                          /* [stages * microbatches] */
-    int *next;                                          /* [ranks] */
-    double *free_at;                                    /* [ranks] */
+    /* [work][stage and microbatch (pipeline_cell)]: the time at which an action ends; negative: it has not begun. */
+    double *ends[TUTTI_WORKS];
+    /* [rank]: the action of its list that it takes next, and the time at which it is free. */
+    int *next;
+    double *free_at;
 };
 static const char *const names[] = { "forward", "backward", "backward of inputs", "backward of weights" };
 
 /* ---- one action ---- */
-/* Returns the time of an action, in the unit of the caller's costs. */
-static double play_action_length(const struct play *play, tutti_action action)
+/* Returns how long an action takes, in the unit of the caller's costs. */
+static double pipeline_run_action_length(const struct pipeline_run *run, tutti_action action)
 {
-    const tutti_pipeline_cost *c = play->cost;
+    const tutti_pipeline_cost *c = run->cost;
     switch (action.work) {
     case TUTTI_FORWARD: return c->forward[action.stage];
     case TUTTI_BACKWARD_INPUT: return c->input[action.stage];
@@ -29,140 +31,148 @@ static double play_action_length(const struct play *play, tutti_action action)
     default: return c->input[action.stage] + c->weight[action.stage];
     }
 }
-/* Returns when the message of another stage's work arrives at the rank; negative while it is unknown. */
-static double play_input_arrival(const struct play *play, tutti_work work, int stage, int microbatch, int rank)
+/* Returns when the result of a stage's work for a microbatch is at the rank: the message's time later, unless the rank
+   has the stage. Negative: the work has not begun. */
+static double pipeline_run_input_arrival(const struct pipeline_run *run, tutti_work work, int stage, int microbatch,
+    int rank)
 {
-    double over = play->over[work][pipeline_cell(play->p, stage, microbatch)];
-    return over < 0 || pipeline_stage_rank(play->p, stage) == rank ? over : over + play->cost->message;
+    double end = run->ends[work][pipeline_cell(run->pipeline, stage, microbatch)];
+    return end < 0 || pipeline_stage_rank(run->pipeline, stage) == rank ? end : end + run->cost->message;
 }
-/* Returns when the message of a backward arrives, be it whole or of inputs only. */
-static double play_backward_arrival(const struct play *play, int stage, int microbatch, int rank)
+/* Returns when the gradient of a stage for a microbatch is at the rank, from a whole backward or one of inputs.
+   Negative: neither has begun. */
+static double pipeline_run_backward_arrival(const struct pipeline_run *run, int stage, int microbatch, int rank)
 {
-    double whole = play_input_arrival(play, TUTTI_BACKWARD, stage, microbatch, rank);
-    return whole < 0 ? play_input_arrival(play, TUTTI_BACKWARD_INPUT, stage, microbatch, rank) : whole;
+    double whole = pipeline_run_input_arrival(run, TUTTI_BACKWARD, stage, microbatch, rank);
+    return whole < 0 ? pipeline_run_input_arrival(run, TUTTI_BACKWARD_INPUT, stage, microbatch, rank) : whole;
 }
-/* Returns when an action can begin; negative while it is unknown. */
-static double play_action_begin_time(const struct play *play, int rank, tutti_action action)
+/* Returns when the rank can begin an action; negative while an action that it needs has not begun. */
+static double pipeline_run_action_begin_time(const struct pipeline_run *run, int rank, tutti_action action)
 {
-    double mine = play->free_at[rank], own, other = 0;
+    double free_at = run->free_at[rank], own_input, received = 0;
     if (action.work == TUTTI_FORWARD) {
-        other = action.stage ? play_input_arrival(play, TUTTI_FORWARD, action.stage - 1, action.microbatch, rank) : 0;
-        return other < 0 ? other : double_larger(mine, other);
+        received = action.stage
+            ? pipeline_run_input_arrival(run, TUTTI_FORWARD, action.stage - 1, action.microbatch, rank)
+            : 0;
+        return received < 0 ? received : double_larger(free_at, received);
     }
     if (action.work == TUTTI_BACKWARD_WEIGHT) {
-        own = play->over[TUTTI_BACKWARD_INPUT][pipeline_cell(play->p, action.stage, action.microbatch)];
-        return own < 0 ? own : double_larger(mine, own);
+        own_input = run->ends[TUTTI_BACKWARD_INPUT][pipeline_cell(run->pipeline, action.stage, action.microbatch)];
+        return own_input < 0 ? own_input : double_larger(free_at, own_input);
     }
-    own = play->over[TUTTI_FORWARD][pipeline_cell(play->p, action.stage, action.microbatch)];
-    if (action.stage < play->p->stages - 1)
-        other = play_backward_arrival(play, action.stage + 1, action.microbatch, rank);
-    return own < 0 || other < 0 ? -1 : double_larger(mine, double_larger(own, other));
+    own_input = run->ends[TUTTI_FORWARD][pipeline_cell(run->pipeline, action.stage, action.microbatch)];
+    if (action.stage < run->pipeline->stages - 1)
+        received = pipeline_run_backward_arrival(run, action.stage + 1, action.microbatch, rank);
+    return own_input < 0 || received < 0 ? -1 : double_larger(free_at, double_larger(own_input, received));
 }
 
 /* ---- the whole pipeline ---- */
-/* Plays all ranks as far as they can go; returns false if none could take an action. */
-static bool play_advance_ranks(struct play *play, double *ends)
+/* Lets each rank take actions from its list until one must wait for an action that has not begun. `ends`, if given,
+   gets the end of each action. False: no rank took an action. */
+static bool pipeline_run_advance_ranks(struct pipeline_run *run, double *ends)
 {
-    bool any = false;
-    for (int rank = 0, before = 0; rank < play->p->ranks; before += play->p->list[rank++].count) {
-        const struct pipeline_list *l = &play->p->list[rank];
-        while (play->next[rank] < l->count) {
-            tutti_action action = l->action[play->next[rank]];
-            double begin = play_action_begin_time(play, rank, action);
+    bool advanced = false;
+    for (int rank = 0, actions_before = 0; rank < run->pipeline->ranks;
+        actions_before += run->pipeline->list[rank++].count) {
+        const struct pipeline_list *list = &run->pipeline->list[rank];
+        while (run->next[rank] < list->count) {
+            tutti_action action = list->action[run->next[rank]];
+            double begin = pipeline_run_action_begin_time(run, rank, action);
             if (begin < 0) break;
-            play->free_at[rank] = play->over[action.work][pipeline_cell(play->p, action.stage, action.microbatch)] =
-                begin + play_action_length(play, action);
-            if (ends) ends[before + play->next[rank]] = play->free_at[rank];
-            play->next[rank]++;
-            any = true;
+            run->free_at[rank] = run->ends[action.work][pipeline_cell(run->pipeline, action.stage, action.microbatch)] =
+                begin + pipeline_run_action_length(run, action);
+            if (ends) ends[actions_before + run->next[rank]] = run->free_at[rank];
+            run->next[rank]++;
+            advanced = true;
         }
     }
-    return any;
+    return advanced;
 }
-/* Fails if a rank has not reached the end of its list. */
-static tutti_status play_describe_deadlock(const struct play *play)
+/* INVALID_ARGUMENT if a rank has not reached the end of its list. */
+static tutti_status pipeline_run_describe_deadlock(const struct pipeline_run *run)
 {
-    for (int rank = 0; rank < play->p->ranks; rank++) {
-        const struct pipeline_list *l = &play->p->list[rank];
-        if (play->next[rank] == l->count) continue;
-        tutti_action action = l->action[play->next[rank]];
+    for (int rank = 0; rank < run->pipeline->ranks; rank++) {
+        const struct pipeline_list *list = &run->pipeline->list[rank];
+        if (run->next[rank] == list->count) continue;
+        tutti_action action = list->action[run->next[rank]];
         return status_refuse(TUTTI_INVALID_ARGUMENT,
             "pipeline: deadlock: rank %d never completes its action %d, the %s of microbatch %d on stage %d", rank,
-            play->next[rank], names[action.work], action.microbatch, action.stage);
+            run->next[rank], names[action.work], action.microbatch, action.stage);
     }
     return TUTTI_OK;
 }
-/* Simulates all lists. `ends`, if given, gets the end of each action. */
-static tutti_status play_run_pipeline(struct play *play, double *ends)
+/* Allocates the arrays of the run and simulates all lists. `ends`, if given, gets the end of each action. */
+static tutti_status pipeline_run_simulate(struct pipeline_run *run, double *ends)
 {
-    size_t cells = (size_t)play->p->stages * (size_t)play->p->microbatches;
-    play->next = memory_alloc_zeroed((size_t)play->p->ranks, sizeof *play->next);
-    play->free_at = memory_alloc_zeroed((size_t)play->p->ranks, sizeof *play->free_at);
-    bool fine = play->next && play->free_at;
+    size_t cells = (size_t)run->pipeline->stages * (size_t)run->pipeline->microbatches;
+    run->next = memory_alloc_zeroed((size_t)run->pipeline->ranks, sizeof *run->next);
+    run->free_at = memory_alloc_zeroed((size_t)run->pipeline->ranks, sizeof *run->free_at);
+    bool has_memory = run->next && run->free_at;
     for (int w = 0; w < TUTTI_WORKS; w++) {
-        play->over[w] = memory_alloc_zeroed(cells, sizeof(double));
-        fine = fine && play->over[w];
-        for (size_t i = 0; fine && i < cells; i++) play->over[w][i] = -1;
+        run->ends[w] = memory_alloc_zeroed(cells, sizeof(double));
+        has_memory = has_memory && run->ends[w];
+        for (size_t i = 0; has_memory && i < cells; i++) run->ends[w][i] = -1;
     }
-    if (!fine) return status_fail(TUTTI_NO_MEMORY, "pipeline: no memory to play %zu pieces of work", cells);
-    while (play_advance_ranks(play, ends)) continue;
-    return play_describe_deadlock(play);
+    if (!has_memory) return status_fail(TUTTI_NO_MEMORY, "pipeline: no memory to play %zu pieces of work", cells);
+    while (pipeline_run_advance_ranks(run, ends)) continue;
+    return pipeline_run_describe_deadlock(run);
 }
-static void play_free_arrays(struct play *play)
+static void pipeline_run_free_arrays(struct pipeline_run *run)
 {
-    for (int w = 0; w < TUTTI_WORKS; w++) free(play->over[w]);
-    free(play->next);
-    free(play->free_at);
+    for (int w = 0; w < TUTTI_WORKS; w++) free(run->ends[w]);
+    free(run->next);
+    free(run->free_at);
 }
-/* Returns the most microbatches whose activations a rank keeps at the same time. */
-static int pipeline_list_most_held(const struct pipeline_list *l)
+/* Returns the most activations (of a microbatch in a stage) that a rank with this list has at a time. */
+static int pipeline_list_max_held(const struct pipeline_list *list)
 {
-    int now = 0, most = 0;
-    for (int i = 0; i < l->count; i++) {
-        tutti_work work = l->action[i].work;
-        now += work == TUTTI_FORWARD;
-        if (now > most) most = now;
-        now -= work == TUTTI_BACKWARD_WEIGHT || work == TUTTI_BACKWARD;
+    int held = 0, most_held = 0;
+    for (int i = 0; i < list->count; i++) {
+        tutti_work work = list->action[i].work;
+        held += work == TUTTI_FORWARD;
+        if (held > most_held) most_held = held;
+        held -= work == TUTTI_BACKWARD_WEIGHT || work == TUTTI_BACKWARD;
     }
-    return most;
+    return most_held;
 }
-/* Refuses negative times and NaN. */
-static tutti_status pipeline_check_cost(const struct tutti_pipeline *pipeline, const tutti_pipeline_cost *c)
+/* INVALID_ARGUMENT if a time is negative or NaN. */
+static tutti_status pipeline_check_cost(const struct tutti_pipeline *pipeline, const tutti_pipeline_cost *cost)
 {
-    bool fine = c->message >= 0;
+    bool is_valid = cost->message >= 0;
     for (int s = 0; s < pipeline->stages; s++)
-        fine = fine && c->forward[s] >= 0 && c->input[s] >= 0 && c->weight[s] >= 0;
-    return fine ? TUTTI_OK : status_refuse(TUTTI_INVALID_ARGUMENT, "pipeline: a time is negative or not a number");
+        is_valid = is_valid && cost->forward[s] >= 0 && cost->input[s] >= 0 && cost->weight[s] >= 0;
+    return is_valid ? TUTTI_OK : status_refuse(TUTTI_INVALID_ARGUMENT, "pipeline: a time is negative or not a number");
 }
 tutti_status pipeline_compute_times(const struct tutti_pipeline *pipeline, const tutti_pipeline_cost *cost,
     double *ends, double *makespan, double *busy, int *held)
 {
     TRY(pipeline_check_cost(pipeline, cost));
-    struct play play = { .p = pipeline, .cost = cost };
-    tutti_status status = play_run_pipeline(&play, ends);
+    struct pipeline_run run = { .pipeline = pipeline, .cost = cost };
+    tutti_status status = pipeline_run_simulate(&run, ends);
     *makespan = 0;
     for (int rank = 0; status == TUTTI_OK && rank < pipeline->ranks; rank++) {
-        const struct pipeline_list *l = &pipeline->list[rank];
+        const struct pipeline_list *list = &pipeline->list[rank];
         busy[rank] = 0;
-        for (int i = 0; i < l->count; i++) busy[rank] += play_action_length(&play, l->action[i]);
-        held[rank] = pipeline_list_most_held(l);
-        *makespan = double_larger(*makespan, play.free_at[rank]);
+        for (int i = 0; i < list->count; i++) busy[rank] += pipeline_run_action_length(&run, list->action[i]);
+        held[rank] = pipeline_list_max_held(list);
+        *makespan = double_larger(*makespan, run.free_at[rank]);
     }
-    play_free_arrays(&play);
+    pipeline_run_free_arrays(&run);
     return status;
 }
 
 /* ---- checks ---- */
-/* Refuses lists that do not have each forward and backward exactly once, on the right rank. */
+/* INVALID_ARGUMENT if the lists do not have each forward and backward exactly once, on the right rank. `seen`: a zeroed
+   entry per kind of work, stage and microbatch. */
 static tutti_status pipeline_check_each_once(const struct tutti_pipeline *pipeline, uint8_t *seen)
 {
     size_t cells = (size_t)pipeline->stages * (size_t)pipeline->microbatches;
     for (int rank = 0; rank < pipeline->ranks; rank++)
         for (int i = 0; i < pipeline->list[rank].count; i++) {
             tutti_action action = pipeline->list[rank].action[i];
-            bool known = (unsigned)action.work < TUTTI_WORKS && action.stage >= 0 && action.stage < pipeline->stages
+            bool exists = (unsigned)action.work < TUTTI_WORKS && action.stage >= 0 && action.stage < pipeline->stages
                 && action.microbatch >= 0 && action.microbatch < pipeline->microbatches;
-            if (!known || pipeline_stage_rank(pipeline, action.stage) != rank
+            if (!exists || pipeline_stage_rank(pipeline, action.stage) != rank
                 || seen[action.work * cells + pipeline_cell(pipeline, action.stage, action.microbatch)]++)
                 return status_refuse(TUTTI_INVALID_ARGUMENT,
                     "pipeline: action %d of rank %d belongs to another rank, or is a duplicate", i, rank);
@@ -175,36 +185,40 @@ static tutti_status pipeline_check_each_once(const struct tutti_pipeline *pipeli
     }
     return TUTTI_OK;
 }
-/* Finds the next message of one direction between two ranks in the list of rank `of`, which is its sender or receiver.
-   Returns its index, or -1 after the last. */
-static int pipeline_next_message(const struct tutti_pipeline *pipeline, bool forward, int of, int from, int to, int *at,
-    tutti_action *out)
+/* Finds the next message from rank `from` to rank `to`, of forwards or backwards, in the list of one of them (owner),
+   from action *at on. *out gets the action whose result it sends. Returns the index of the owner's action, or -1 after
+   the last. */
+static int pipeline_next_message(const struct tutti_pipeline *pipeline, bool forward, int owner, int from, int to,
+    int *at, tutti_action *out)
 {
-    for (; *at < pipeline->list[of].count; ++*at) {
-        tutti_action action = pipeline->list[of].action[*at];
+    for (; *at < pipeline->list[owner].count; ++*at) {
+        tutti_action action = pipeline->list[owner].action[*at];
         if ((action.work == TUTTI_FORWARD) != forward || action.work == TUTTI_BACKWARD_WEIGHT) continue;
-        int way = (forward ? 1 : -1) * (of == from ? 1 : -1), other = action.stage + way;
-        if (other < 0 || other >= pipeline->stages || pipeline_stage_rank(pipeline, other) != (of == from ? to : from))
+        int direction = (forward ? 1 : -1) * (owner == from ? 1 : -1), other = action.stage + direction;
+        if (other < 0 || other >= pipeline->stages
+            || pipeline_stage_rank(pipeline, other) != (owner == from ? to : from))
             continue;
         /* The result names the stage that sent the message. */
-        *out = (tutti_action){ action.work, of == from ? action.stage : other, action.microbatch };
+        *out = (tutti_action){ action.work, owner == from ? action.stage : other, action.microbatch };
         return (*at)++;
     }
     return -1;
 }
-/* Refuses two ranks of which one receives in another order than the other sends. */
+/* INVALID_ARGUMENT if rank `to` uses the messages from rank `from`, of forwards or backwards, in another order than
+   `from` sends them. */
 static tutti_status pipeline_check_messages(const struct tutti_pipeline *pipeline, bool forward, int from, int to)
 {
-    int sent = 0, used = 0;
+    int sent = 0, received = 0;
     for (;;) {
-        tutti_action made = { 0 }, wanted = { 0 };
-        int mine = pipeline_next_message(pipeline, forward, from, from, to, &sent, &made);
-        int theirs = pipeline_next_message(pipeline, forward, to, from, to, &used, &wanted);
-        if (mine < 0 && theirs < 0) return TUTTI_OK;
-        if (mine < 0 || theirs < 0 || made.stage != wanted.stage || made.microbatch != wanted.microbatch)
+        tutti_action sent_action = { 0 }, used_action = { 0 };
+        int sent_index = pipeline_next_message(pipeline, forward, from, from, to, &sent, &sent_action);
+        int received_index = pipeline_next_message(pipeline, forward, to, from, to, &received, &used_action);
+        if (sent_index < 0 && received_index < 0) return TUTTI_OK;
+        if (sent_index < 0 || received_index < 0 || sent_action.stage != used_action.stage
+            || sent_action.microbatch != used_action.microbatch)
             return status_refuse(TUTTI_INVALID_ARGUMENT,
                 "pipeline: rank %d sends rank %d the %s of microbatch %d where that of microbatch %d is expected", from,
-                to, names[made.work], made.microbatch, wanted.microbatch);
+                to, names[sent_action.work], sent_action.microbatch, used_action.microbatch);
     }
 }
 tutti_status pipeline_check(const struct tutti_pipeline *pipeline)
@@ -215,9 +229,9 @@ tutti_status pipeline_check(const struct tutti_pipeline *pipeline)
     tutti_status status =
         ones && seen ? pipeline_check_each_once(pipeline, seen) : status_fail(TUTTI_NO_MEMORY, "pipeline: no memory");
     for (int s = 0; ones && s < pipeline->stages; s++) ones[s] = 1;
-    struct play play = { .p = pipeline, .cost = &(tutti_pipeline_cost){ ones, ones, ones, 0 } };
-    if (status == TUTTI_OK) status = play_run_pipeline(&play, NULL);
-    play_free_arrays(&play);
+    struct pipeline_run run = { .pipeline = pipeline, .cost = &(tutti_pipeline_cost){ ones, ones, ones, 0 } };
+    if (status == TUTTI_OK) status = pipeline_run_simulate(&run, NULL);
+    pipeline_run_free_arrays(&run);
     /* After 2 * ranks stages the pairs of neighbours repeat. */
     for (int s = 0; s < pipeline->stages - 1 && s < 2 * pipeline->ranks && status == TUTTI_OK; s++) {
         int a = pipeline_stage_rank(pipeline, s), b = pipeline_stage_rank(pipeline, s + 1);
