@@ -71,7 +71,7 @@ static void driver_fail_operations(tutti_comm *comm)
     if (!are_released) { router_poll(comm->router); return; }
     messages_fail(comm, comm->outcome.status);
     windows_fail(comm, comm->outcome.status);
-    if (running && comm->executor.run.exposed && !tensors_are_released(comm)) return;
+    if (running && comm->executor.run.tensors_declared && !tensors_are_released(comm)) return;
     while (comm->run_queue.head) run_queue_end_head(comm, comm->outcome.status);
 }
 /* Begins the head of the queue if needed, and continues it as far as it gets. Returns IN_PROGRESS, OK when it is
@@ -134,9 +134,9 @@ bool driver_make_progress(tutti_comm *comm, struct wait_set *blocked)
     if (has_messages && !progressed) blocked->core_is_wanted |= executor_core_is_wanted(&comm->executor);
     if (comm_has_failed(comm)) { driver_fail_operations(comm); return progressed; }
     while (comm->run_queue.head && !comm->run_queue.head_is_stuck) {
-        uint64_t moves = comm->executor.moves;
+        uint64_t moves = comm->executor.steps_done;
         tutti_status status = driver_advance_head(comm);
-        progressed |= comm->executor.moves != moves;
+        progressed |= comm->executor.steps_done != moves;
         if (status == TUTTI_IN_PROGRESS) {
             const struct wait_set *b = &comm->executor.blocked;
             blocked->core_is_wanted |= b->core_is_wanted;

@@ -94,7 +94,7 @@ static tutti_status launch_make_program(tutti_comm *comm, const struct plan *pla
 {
     struct program *made;
     TRY(program_create(plan, comm->group.rank, &made));
-    size_t chunks = (size_t)made->schedule->chunks[SCRATCH], most = slots_most_chunks(&comm->executor, plan->slots);
+    size_t chunks = (size_t)made->schedule->chunks[SCRATCH], most = slots_max_chunks(&comm->executor, plan->slots);
     if (chunks > most) {
         program_destroy(made);
         return status_fail(TUTTI_UNSUPPORTED,
@@ -167,7 +167,7 @@ static tutti_status launch_find_may_read(tutti_comm *comm, const struct operatio
 {
     int64_t setting = comm->launcher.single_copy;
     struct question question = {
-        .collective = (enum collective)op->collective, .message_bytes = bytes, .uneven = op->uneven
+        .collective = (enum collective)op->collective, .message_bytes = bytes, .is_uneven = op->uneven
     };
     bool can_select = recent->selects_late && !group_has_several_hosts(&comm->group);
     recent->may_read = can_select && setting > 0;
@@ -302,8 +302,8 @@ static void launch_set_program(struct executor *executor, const struct recent *r
 {
     executor->launch.program = recent->program;
     executor->launch.tile_bytes = recent->chosen.tile_bytes;
-    executor->launch.ordinary = recent->chosen.ordinary;
-    executor->launch.short_laps = recent->chosen.short_laps;
+    executor->launch.ordinary_stores = recent->chosen.ordinary_stores;
+    executor->launch.short_ring = recent->chosen.short_ring;
 }
 /* Prepares the executor for an operation: a call of the last kind reuses its program; any other is chosen again. An
    operation that selects late has no program until the roll call is over. */
@@ -336,7 +336,7 @@ static tutti_status launch_bind_call(tutti_comm *comm, struct operation *op)
     executor->launch.output = op->output;
     executor->launch.rows = op->sum.rows.function ? &op->sum.rows : NULL;
     launch_declare(comm, op->sequence);
-    executor->run.exposed = false;
+    executor->run.tensors_declared = false;
     bool tries_to_read = choice_code_reads(code) && comm->launcher.single_copy;
     bool may_read = (recent->may_read || tries_to_read) && !op->sum.rows.function;
     if (plans_late) tensors_describe(comm, op, requested && requested == recent->algorithm, may_read);
@@ -399,7 +399,7 @@ static bool launch_is_repeatable(const tutti_comm *comm)
     const struct recent *recent = &launcher->recent[launcher->last.collective];
     bool plain = !launcher->last.rows && !launcher->last.uneven && !launcher->plans_late && !recent->tuner
         && !group_has_several_hosts(&comm->group);
-    return plain && recent->program->is_fixed && recent->program->schedule->first_message < 0;
+    return plain && recent->program->has_addresses && recent->program->schedule->first_message < 0;
 }
 tutti_status launch_start(tutti_comm *comm, struct operation *op)
 {

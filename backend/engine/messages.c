@@ -120,15 +120,15 @@ static tutti_status messages_read_private_tensor(void *context, int index, uint6
 static bool messages_begin_copying(void *context)
 {
     const tutti_comm *comm = context;
-    atomic_store(&comm->executor.site.mine->copying, 1);
+    atomic_store(&comm->executor.site.own_control->copying, 1);
     if (!(atomic_load(&comm->group.segment->failure->state) & FAILURE_CERTAIN)) return true;
-    atomic_store(&comm->executor.site.mine->copying, 0);
+    atomic_store(&comm->executor.site.own_control->copying, 0);
     return false;
 }
 static void messages_end_copying(void *context)
 {
     const tutti_comm *comm = context;
-    atomic_store_explicit(&comm->executor.site.mine->copying, 0, memory_order_release);
+    atomic_store_explicit(&comm->executor.site.own_control->copying, 0, memory_order_release);
 }
 /* Connects the ranks of this host to the router, through their segment. */
 static tutti_status messages_connect_host(tutti_comm *comm, const struct site *s)
@@ -139,7 +139,7 @@ static tutti_status messages_connect_host(tutti_comm *comm, const struct site *s
         .ring = messages_ring_host_peer,
         .stream = s->stream,
         .stream_far = s->stream,
-        .is_paced = s->paced,
+        .is_paced = s->is_paced,
         .find = messages_find_shared_tensor,
         .reach = messages_map_peer_tensor,
         .enter = messages_begin_copying,
@@ -159,7 +159,7 @@ static tutti_status messages_connect_network(tutti_comm *comm, const struct site
         .ring = messages_ring_network_peer,
         .stream = s->stream,
         .stream_far = s->stream,
-        .is_paced = s->paced };
+        .is_paced = s->is_paced };
     return shm_connect(comm->router, &callbacks, s->rank, NULL, comm->group.size);
 }
 static _Atomic(network_connect *) network;

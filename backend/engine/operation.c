@@ -137,7 +137,7 @@ tutti_status operation_wait(struct operation *op, int64_t timeout_ms)
         struct wait_set set;
         wait_set_clear(&set);
         /* This thread yields the core if the driver last waited on it. */
-        set.core_is_wanted = atomic_load(&comm->executor.site.mine->core) == wait_core();
+        set.core_is_wanted = atomic_load(&comm->executor.site.own_control->core) == wait_core();
         completions_await(&set);
         if (operation_is_over(op)) break;
         if (driver_try_acquire(comm)) {

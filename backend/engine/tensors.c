@@ -95,7 +95,7 @@ void tensors_describe(tutti_comm *comm, const struct operation *op, bool is_requ
     declaration->flags = (shared ? TENSOR_SHARED : 0u) | (in_place ? TENSOR_IN_PLACE : 0u)
         | (is_required ? TENSOR_REQUIRED : 0u) | (open ? TENSOR_OPEN : 0u)
         | (open && comm->launcher.single_copy > 0 ? TENSOR_READING : 0u);
-    comm->executor.run.exposed = shared || open;
+    comm->executor.run.tensors_declared = shared || open;
 }
 
 /* ---- reading peers' memory ---- */
@@ -199,7 +199,7 @@ static tutti_status tensors_find_operand(tutti_comm *comm, const struct operatio
         if (status != TUTTI_OK) return status;
     }
     found.bytes = bytes;
-    executor->theirs[index][buffer] = found;
+    executor->peer_operands[index][buffer] = found;
     return TUTTI_OK;
 }
 tutti_status tensors_find_operands(tutti_comm *comm, const struct operation *op)

@@ -57,9 +57,9 @@ uint32_t tuner_run_begin(tutti_comm *comm, const struct operation *op, struct tu
     launcher->timed = false;
     if (!tuner || op->sum.rows.function) return 0;
     if (tuner_is_decider(comm, tuner)) {
-        bool anything = launcher->tuners.trying == TRIES_ANYTHING;
-        struct variant_limits limits = { &launcher->chooser, executor->site.paced,
-            anything ? HUGE_VAL : MOST_RELATIVE_COST,
+        bool any_variant = launcher->tuners.mode == TUNER_TAKES_ANY_VARIANT;
+        struct variant_limits limits = { &launcher->chooser, executor->site.is_paced,
+            any_variant ? HUGE_VAL : MOST_RELATIVE_COST,
             tuner_may_search(&launcher->tuners, tuner) ? tuner_guess_placement(comm, op) : TENSORS_PRIVATE };
         struct moment moment = tuner_get_moment(comm, op);
         tuner_begin_call(&launcher->tuners, tuner, &moment, &limits);

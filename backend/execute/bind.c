@@ -22,44 +22,45 @@ void bind_cut_message(struct executor *executor, size_t chunk_bytes)
     struct program_cut *cut = &executor->launch.program->cut;
     size_t chunks = (size_t)(schedule->chunks[INPUT] > schedule->chunks[OUTPUT] ? schedule->chunks[INPUT]
                                                                                 : schedule->chunks[OUTPUT]);
-    size_t scratch = (size_t)schedule->chunks[SCRATCH], tile = chunk_bytes, most = SIZE_MAX;
+    size_t scratch = (size_t)schedule->chunks[SCRATCH], tile = chunk_bytes, max_tile = SIZE_MAX;
     if (chunk_bytes * chunks > executor->launch.tile_bytes)
         tile = size_round_up((executor->launch.tile_bytes + chunks - 1) / chunks, cut->unit_bytes);
     if (scratch)
-        most = slots_most_bytes(executor) / (scratch * (size_t)plan->slots) / cut->unit_bytes * cut->unit_bytes;
-    /* It holds because a schedule has at most slots_most_chunks chunks. */
-    assert(most);
-    tile = size_smaller(size_smaller(tile, most), chunk_bytes);
+        max_tile = slots_max_bytes(executor) / (scratch * (size_t)plan->slots) / cut->unit_bytes * cut->unit_bytes;
+    /* A tile of one unit fits, because a schedule has at most slots_max_chunks chunks. */
+    assert(max_tile);
+    tile = size_smaller(size_smaller(tile, max_tile), chunk_bytes);
     cut->chunk_bytes = chunk_bytes;
     cut->tile_bytes = tile ? tile : 1;
     cut->tiles = chunk_bytes ? (int)((chunk_bytes + cut->tile_bytes - 1) / cut->tile_bytes) : 1;
-    cut->single = cut->tiles == 1;
+    cut->is_single_tile = cut->tiles == 1;
     bool fits = size_larger(scratch, 1) * chunk_bytes <= LINE_PAYLOAD;
     /* All members must compute the same value, so it depends on the plan of all of them. */
-    cut->in_line = cut->single && fits && !plan->has_messages;
-    cut->slot_stride = cut->in_line ? chunk_bytes : size_round_up(cut->tile_bytes, CACHE_LINE);
+    cut->is_in_line = cut->is_single_tile && fits && !plan->has_messages;
+    cut->slot_stride = cut->is_in_line ? chunk_bytes : size_round_up(cut->tile_bytes, CACHE_LINE);
     slots_lay_out(executor, cut);
 }
 
 /* ---- addresses ---- */
-/* Returns the bytes of the chunk in this tile, in memory or in a message. If counts are uneven and known to all ranks,
-   the chunk is as long as its block, if that is known. Otherwise it is as long as the longest chunk. */
+/* Returns the bytes of the chunk in the tile that begins at its byte `from`, in memory or in a message. If counts are
+   uneven and known to all ranks, the chunk is as long as its block, if that is known. Otherwise it is as long as the
+   longest chunk. */
 static size_t chunk_length_in_tile(const struct executor *executor, const struct span *span, int index, size_t from)
 {
     const struct launch *launch = &executor->launch;
     const struct program_cut *cut = executor->run.cut;
-    size_t whole = cut->chunk_bytes;
+    size_t chunk_bytes = cut->chunk_bytes;
     if (launch->uneven && !uneven_is_equal_on_ranks(launch->uneven)) return cut->tile_bytes;
     if (launch->uneven && launch->program->blocks.of) {
-        const struct blocks *b = &launch->program->blocks;
-        int block = b->of[b->at[span - launch->program->schedule->spans] + index];
+        const struct blocks *blocks = &launch->program->blocks;
+        int block = blocks->of[blocks->at[span - launch->program->schedule->spans] + index];
         assert(block != BLOCK_UNKNOWN);
-        whole = launch->uneven->lengths[launch->uneven->agreement][block];
+        chunk_bytes = launch->uneven->lengths[launch->uneven->agreement][block];
     }
-    return from < whole ? size_smaller(cut->tile_bytes, whole - from) : 0;
+    return from < chunk_bytes ? size_smaller(cut->tile_bytes, chunk_bytes - from) : 0;
 }
-/* Returns the address and length of a SCRATCH chunk: in the payload of the owner's line if the operation fits there,
-   else in the owner's slots. */
+/* Returns the memory of a SCRATCH chunk in a tile of an operation in this track: in the payload of the owner's line if
+   the operation fits there, else in the owner's slots. */
 static struct piece bind_locate_scratch_chunk(const struct executor *executor, int track, const struct span *span,
     int index, int tile)
 {
@@ -68,44 +69,50 @@ static struct piece bind_locate_scratch_chunk(const struct executor *executor, i
            length = chunk_length_in_tile(executor, span, index, (size_t)tile * cut->tile_bytes);
     int owner = site_index(&executor->site, span->rank);
     unsigned char *payload = segment_line(executor->site.segment, owner, track)->payload;
-    if (cut->in_line) return (struct piece){ payload + at * cut->slot_stride, length, length };
-    size_t place = cut->single ? 0 : (uint32_t)tile % cut->tile_slots;
+    if (cut->is_in_line) return (struct piece){ payload + at * cut->slot_stride, length, length };
+    size_t place = cut->is_single_tile ? 0 : (uint32_t)tile % cut->tile_slots;
     unsigned char *slots = segment_slots(executor->site.segment, owner) + executor->run.slots_at;
     return (struct piece){ slots + place * cut->tile_slot_bytes + at * cut->slot_stride, length, length };
 }
-/* A peer's lengths and offsets lie in shared memory and may change, so they are read once. They are checked against the
-   bytes that were mapped for their first values. */
-static struct piece bind_locate_uneven_chunk(const struct executor *executor, const struct operand *o,
+/* Returns the memory of a chunk of a tensor with uneven counts, in the tile that begins at its byte `from`. A peer's
+   lengths and offsets lie in shared memory and may change, so they are read once, and checked against the bytes that
+   were mapped for their first values. */
+static struct piece bind_locate_uneven_chunk(const struct executor *executor, const struct operand *operand,
     const struct span *span, int index, size_t from)
 {
     size_t at = (size_t)(span->first + index);
-    size_t whole = *(const volatile size_t *)&o->lengths[at], offset = *(const volatile size_t *)&o->offsets[at];
-    size_t length = from < whole ? size_smaller(executor->run.cut->tile_bytes, whole - from) : 0;
-    if (length && (offset > o->bytes || from > o->bytes - offset || length > o->bytes - offset - from)) length = 0;
+    size_t chunk_bytes = *(const volatile size_t *)&operand->lengths[at],
+           offset = *(const volatile size_t *)&operand->offsets[at];
+    size_t length = from < chunk_bytes ? size_smaller(executor->run.cut->tile_bytes, chunk_bytes - from) : 0;
+    if (length
+        && (offset > operand->bytes || from > operand->bytes - offset || length > operand->bytes - offset - from))
+        length = 0;
     size_t wire =
         uneven_is_equal_on_ranks(executor->launch.uneven) ? chunk_length_in_tile(executor, span, index, from) : length;
-    return (struct piece){ length ? o->base + offset + from : o->base, size_smaller(length, wire), wire };
+    return (struct piece){ length ? operand->base + offset + from : operand->base, size_smaller(length, wire), wire };
 }
 struct piece bind_locate_chunk(const struct executor *executor, const struct span *span, int index, int tile)
 {
     if (span->buffer == SCRATCH) return bind_locate_scratch_chunk(executor, executor->run.track, span, index, tile);
-    const struct operand *o = span->rank == executor->site.rank
+    const struct operand *operand = span->rank == executor->site.rank
         ? &executor->run.operand[span->buffer]
-        : &executor->theirs[site_index(&executor->site, span->rank)][span->buffer];
-    const struct program_cut *c = executor->run.cut;
-    size_t at = (size_t)(span->first + index), from = (size_t)tile * c->tile_bytes, part = 0;
-    if (o->lengths) return bind_locate_uneven_chunk(executor, o, span, index, from);
+        : &executor->peer_operands[site_index(&executor->site, span->rank)][span->buffer];
+    const struct program_cut *program_cut = executor->run.cut;
+    size_t at = (size_t)(span->first + index), from = (size_t)tile * program_cut->tile_bytes, part = 0;
+    if (operand->lengths) return bind_locate_uneven_chunk(executor, operand, span, index, from);
     size_t cut = (size_t)executor->launch.program->schedule->cut;
     if (cut == 1) { part = at; at = 0; }
     else if (at >= cut) { part = at / cut; at %= cut; }
-    size_t start = at * c->piece_bytes + from, wire = size_smaller(c->tile_bytes, c->chunk_bytes - from);
-    size_t length = start < c->part_bytes ? size_smaller(wire, c->part_bytes - start) : 0;
-    return (struct piece){ length ? o->base + part * c->part_bytes + start : o->base, length, wire };
+    size_t start = at * program_cut->piece_bytes + from,
+           wire = size_smaller(program_cut->tile_bytes, program_cut->chunk_bytes - from);
+    size_t length = start < program_cut->part_bytes ? size_smaller(wire, program_cut->part_bytes - start) : 0;
+    return (struct piece){ length ? operand->base + part * program_cut->part_bytes + start : operand->base, length,
+        wire };
 }
 
 /* ---- addresses, computed once for calls with the same cut; pointers, once for calls with the same tensors ---- */
-/* Stores the address of a chunk relative to its buffer, or to the slots of track 0, and returns its length. */
-static size_t program_fix_address(const struct executor *executor, const struct span *span, int index,
+/* Sets *out to the address of a chunk in the first tile, relative to its buffer. Returns the length in bytes. */
+static size_t program_record_address(const struct executor *executor, const struct span *span, int index,
     struct program_address *out)
 {
     out->buffer = span->buffer;
@@ -118,66 +125,71 @@ static size_t program_fix_address(const struct executor *executor, const struct 
     out->at = (uintptr_t)p.at - executor->run.slots_at;
     return p.length;
 }
+/* Returns the bases of the addresses of the running operation. */
 static struct buffers launch_get_buffers(const struct executor *executor)
 {
     return (struct buffers){ executor->launch.input, executor->launch.output, executor->run.slots_at };
 }
-/* Computes the pointers of a track for buffers at these addresses. */
-static void program_aim_track(struct program *program, int track, struct buffers at)
+/* Computes the pointers of all parts in a track from their addresses, for these buffers. */
+static void program_compute_pointers(struct program *program, int track, struct buffers buffers)
 {
-    size_t line = program->cut.in_line ? (size_t)track * sizeof(struct line) : 0;
+    size_t line = program->cut.is_in_line ? (size_t)track * sizeof(struct line) : 0;
     const uintptr_t origin[] = {
-        [INPUT] = (uintptr_t)at.input, [OUTPUT] = (uintptr_t)at.output, [SCRATCH] = at.slots_at + line
+        [INPUT] = (uintptr_t)buffers.input, [OUTPUT] = (uintptr_t)buffers.output, [SCRATCH] = buffers.slots_at + line
     };
     for (int i = 0; i < program->address_count; i++)
         program->pointers[track][i] = (void *)(origin[program->addresses[i].buffer] + program->addresses[i].at);
-    program->aimed[track] = at;
+    program->pointers_for[track] = buffers;
 }
+/* Sets the number of elements of each part. */
 static void program_count_elements(struct program *program, size_t element_bytes)
 {
     for (int i = 0; i < program->part_at[program->schedule->step_count]; i++)
         program->parts[i].count = program->parts[i].bytes / element_bytes;
     program->element_bytes = element_bytes;
 }
+/* Returns how a part of a step can always be computed; 0: it depends on the call. */
 static enum part_shortcut step_find_shortcut(const struct step *step, size_t bytes)
 {
     if (!bytes || bytes >= STREAM_AT_LEAST) return 0;
     if (step->from_count > 1) return PART_MERE_SUM;
     return step->to_count == 1 && !step->premultiplies && !step->finish ? PART_MERE_COPY : 0;
 }
-/* Precomputes the addresses of all work steps, so that later calls with the same sizes only add a base. */
-static void program_fix_addresses(struct executor *executor)
+/* Records the parts and addresses of all work steps, so that later calls with the same cut only add bases. */
+static void program_record_addresses(struct executor *executor)
 {
     struct program *program = executor->launch.program;
     const struct schedule *schedule = program->schedule;
     struct part *part = program->parts;
     int address = 0;
     for (int step = 0; step < schedule->step_count; step++) {
-        const struct step *t = &schedule->steps[step];
+        const struct step *recorded = &schedule->steps[step];
         program->part_at[step] = (int)(part - program->parts);
-        for (int i = 0; t->kind == WORK && i < step_to(schedule, t)->count; i++, part++) {
+        for (int i = 0; recorded->kind == WORK && i < step_to(schedule, recorded)->count; i++, part++) {
             *part = (struct part){ .bytes = SIZE_MAX, .first = address };
-            for (int k = 0; k < t->from_count + t->to_count; k++)
+            for (int k = 0; k < recorded->from_count + recorded->to_count; k++)
                 part->bytes = size_smaller(part->bytes,
-                    program_fix_address(executor, &schedule->spans[t->span + k], i, &program->addresses[address++]));
-            part->shortcut = step_find_shortcut(t, part->bytes);
+                    program_record_address(executor, &schedule->spans[recorded->span + k], i,
+                        &program->addresses[address++]));
+            part->shortcut = step_find_shortcut(recorded, part->bytes);
         }
     }
     program->part_at[schedule->step_count] = (int)(part - program->parts);
-    /* SIZE_MAX means that the pointers of a track are not computed yet. */
-    for (int track = 0; track < TRACKS; track++) program->aimed[track].slots_at = SIZE_MAX;
-    program_aim_track(program, executor->run.track, launch_get_buffers(executor));
+    /* SIZE_MAX: the pointers of a track are not computed yet. */
+    for (int track = 0; track < TRACKS; track++) program->pointers_for[track].slots_at = SIZE_MAX;
+    program_compute_pointers(program, executor->run.track, launch_get_buffers(executor));
     program_count_elements(program, executor->launch.element_bytes);
-    program->is_fixed = true;
+    program->has_addresses = true;
 }
 /* Recomputes the pointers and element counts if the call differs from the last one. */
 static void program_update_pointers(struct executor *executor)
 {
     struct program *program = executor->launch.program;
     const struct launch *launch = &executor->launch;
-    const struct buffers *aimed = &program->aimed[executor->run.track];
-    if (aimed->input != launch->input || aimed->output != launch->output || aimed->slots_at != executor->run.slots_at)
-        program_aim_track(program, executor->run.track, launch_get_buffers(executor));
+    const struct buffers *last_buffers = &program->pointers_for[executor->run.track];
+    if (last_buffers->input != launch->input || last_buffers->output != launch->output
+        || last_buffers->slots_at != executor->run.slots_at)
+        program_compute_pointers(program, executor->run.track, launch_get_buffers(executor));
     if (program->element_bytes != launch->element_bytes) program_count_elements(program, launch->element_bytes);
 }
 void bind_repeated_call(struct executor *executor)
@@ -185,7 +197,7 @@ void bind_repeated_call(struct executor *executor)
     slots_choose_place(executor);
     program_update_pointers(executor);
 }
-/* Returns the size of this buffer on a rank that has it. For uneven counts it takes this rank's own. */
+/* Returns the bytes of this buffer on a rank that has it. For uneven counts it takes this rank's own. */
 static size_t launch_buffer_bytes(const struct executor *executor, enum buffer buffer)
 {
     const struct schedule *schedule = executor->launch.program->schedule;
@@ -196,9 +208,9 @@ static size_t launch_buffer_bytes(const struct executor *executor, enum buffer b
     for (int q = 0; q < schedule->size; q++) bytes += executor->run.operand[buffer].lengths[q];
     return bytes;
 }
-/* Compares the bytes that all members of the plan read and write with the cache. If they are clearly more, an output
-   written through the cache would displace inputs, or be displaced itself. Up to 1.5 times the cache, it still holds
-   enough of the output that stores around it cost more. */
+/* True if all members of the plan read and write at least 1.5 times the last-level cache together. Then an output
+   written through the cache would displace inputs, or be displaced itself. Below that the cache still holds enough of
+   the output that stores around it cost more. */
 static bool operation_is_beyond_cache(const struct executor *executor)
 {
     const struct plan *plan = executor->launch.program->plan;
@@ -218,31 +230,31 @@ void bind_launch_operands(struct executor *executor)
     const struct uneven *uneven = launch->uneven;
     struct program *program = launch->program;
     size_t cut = (size_t)program->schedule->cut;
-    executor->launch.rows_early = rows_are_normalised_early(executor);
-    size_t unit = launch->rows_early ? launch->rows->row_bytes : CACHE_LINE;
-    bool again = !uneven && program->is_cut && program->cut.part_bytes == launch->part_bytes
+    executor->launch.rows_are_early = rows_are_normalised_early(executor);
+    size_t unit = launch->rows_are_early ? launch->rows->row_bytes : CACHE_LINE;
+    bool same_cut = !uneven && program->is_cut && program->cut.part_bytes == launch->part_bytes
         && program->cut.unit_bytes == unit && program->cut.wanted_bytes == launch->tile_bytes
-        && program->cut.short_laps == launch->short_laps;
+        && program->cut.short_ring == launch->short_ring;
     assert(!uneven || cut == 1);
     executor->run.cut = &program->cut;
-    if (again && program->is_fixed) { bind_repeated_call(executor); return; }
-    if (again) slots_choose_place(executor);
+    if (same_cut && program->has_addresses) { bind_repeated_call(executor); return; }
+    if (same_cut) slots_choose_place(executor);
     for (int b = INPUT; b <= OUTPUT; b++) {
         executor->run.operand[b].base = b == INPUT ? (unsigned char *)(uintptr_t)launch->input : launch->output;
         executor->run.operand[b].lengths = uneven ? uneven->lengths[b] : NULL;
         executor->run.operand[b].offsets = uneven ? uneven->offsets[b] : NULL;
         executor->run.operand[b].bytes = SIZE_MAX;
     }
-    if (again) {
+    if (same_cut) {
         /* The second call with this cut makes a third one likely. */
-        if (program->cut.single && program->parts) program_fix_addresses(executor);
+        if (program->cut.is_single_tile && program->parts) program_record_addresses(executor);
         return;
     }
-    program->is_fixed = false;
+    program->has_addresses = false;
     program->cut.part_bytes = launch->part_bytes;
     program->cut.unit_bytes = unit;
     program->cut.wanted_bytes = launch->tile_bytes;
-    program->cut.short_laps = launch->short_laps;
+    program->cut.short_ring = launch->short_ring;
     program->cut.piece_bytes =
         cut == 1 ? launch->part_bytes : size_round_up((launch->part_bytes + cut - 1) / cut, unit);
     program->is_cut = !uneven;
@@ -251,14 +263,14 @@ void bind_launch_operands(struct executor *executor)
 }
 
 /* ---- arithmetic ---- */
-/* True if peers wait for this slot and it is better written around the cache. */
+/* True if the span is a slot that a peer awaits and that is better written around the cache, at `to`. */
 static bool slot_is_streamed(const struct executor *executor, const struct step *step, struct span span, void *to,
     size_t bytes)
 {
-    bool waited_for = span.buffer == SCRATCH && step->by_tile && !executor->run.cut->in_line;
-    bool around = waited_for && bytes >= STREAM_AT_LEAST && executor->site.stream
-        && !(executor->launch.ordinary && executor->site.paced);
-    return around && (!executor->site.paced || pace_prefers_streaming(to));
+    bool is_awaited = span.buffer == SCRATCH && step->by_tile && !executor->run.cut->is_in_line;
+    bool may_stream = is_awaited && bytes >= STREAM_AT_LEAST && executor->site.stream
+        && !(executor->launch.ordinary_stores && executor->site.is_paced);
+    return may_stream && (!executor->site.is_paced || pace_prefers_streaming(to));
 }
 /* True if the output replaces input that this rank has just read. The cache holds that input, so stores around the
    cache would first have to evict it. */
@@ -271,18 +283,19 @@ static bool span_replaces_input(const struct executor *executor, struct span spa
 /* True for outputs that no cache will hold. Stores around the cache write them without reading them first. */
 static bool output_goes_around_cache(const struct executor *executor, struct span span, size_t bytes)
 {
-    bool around =
+    bool may_stream =
         bytes >= OUTPUT_AT_LEAST && executor->run.cut->beyond_cache && span.buffer == OUTPUT && executor->site.stream;
-    return around && !span_replaces_input(executor, span);
+    return may_stream && !span_replaces_input(executor, span);
 }
-/* The usual sizes of a line's payload take one move, where a call of memcpy takes 20 instructions. */
+/* Copies bytes. The usual sizes of a line's payload take one move, where a call of memcpy takes 20 instructions. */
 static void copy_bytes(void *to, const void *from, size_t bytes)
 {
     if (bytes == 8) memcpy(to, from, 8);
     else if (bytes == 4) memcpy(to, from, 4);
     else memcpy(to, from, bytes);
 }
-/* Copies one chunk, multiplied if it is raw input, around the cache if that pays off. */
+/* Copies one chunk to a target (span, at `to`), multiplied if the step premultiplies, around the cache if that pays
+   off. */
 static void span_copy(const struct executor *executor, const struct step *step, struct span span, void *to,
     const void *from, size_t bytes)
 {
@@ -293,15 +306,16 @@ static void span_copy(const struct executor *executor, const struct step *step, 
         executor->site.stream(to, from, bytes);
     else copy_bytes(to, from, bytes);
 }
-/* True if the reduction itself stores its sum around the cache. It must not replace a source that was just read. */
+/* True if the reduction itself stores its sum around the cache into the first to_count targets. It must not replace a
+   source that was just read. */
 static bool sum_is_streamed(const struct executor *executor, const struct step *step, void *const *to, int to_count,
     const void *const *from, size_t bytes)
 {
     const struct span *spans = step_to(executor->launch.program->schedule, step);
     if (!executor->launch.reduce_streamed) return false;
     for (int d = 0; d < to_count; d++) {
-        bool alone = to_count == 1 && slot_is_streamed(executor, step, spans[d], to[d], bytes);
-        if (!alone && !output_goes_around_cache(executor, spans[d], bytes)) return false;
+        bool is_streamed_slot = to_count == 1 && slot_is_streamed(executor, step, spans[d], to[d], bytes);
+        if (!is_streamed_slot && !output_goes_around_cache(executor, spans[d], bytes)) return false;
         for (int f = 0; f < step->from_count; f++)
             if (to[d] == from[f]) return false;
     }
@@ -314,21 +328,23 @@ static bool pointers_have_equal_alignment(void *const *to, int to_count)
         if (((uintptr_t)to[d] ^ (uintptr_t)to[0]) % CACHE_LINE) return false;
     return true;
 }
-/* Streamed slots come last among the destinations. They are copied from the first destination, unless the reduction
-   streams to all of them. */
+/* Sums one part of a step into all targets. Streamed slots come last among these. They are copied from the first
+   target, unless the reduction streams to all of them. */
 static void step_reduce_pieces(const struct executor *executor, const struct step *step, void *const *to,
     const void *const *from, const struct part *part)
 {
     const struct launch *launch = &executor->launch;
     const struct span *spans = step_to(launch->program->schedule, step);
-    int direct = step->to_count;
-    if (launch->rows_early && step->finish) { rows_normalise_sum(executor, step, to, from, part); return; }
-    while (direct > 1 && slot_is_streamed(executor, step, spans[direct - 1], to[direct - 1], part->bytes)) direct--;
-    bool around = sum_is_streamed(executor, step, to, direct, from, part->bytes);
-    if (around && pointers_have_equal_alignment(to, step->to_count)) direct = step->to_count;
-    (around ? launch->reduce_streamed : launch->reduce)(to, direct, from, step->from_count, part->count,
+    int summed_count = step->to_count;
+    if (launch->rows_are_early && step->finish) { rows_normalise_sum(executor, step, to, from, part); return; }
+    while (summed_count > 1
+        && slot_is_streamed(executor, step, spans[summed_count - 1], to[summed_count - 1], part->bytes))
+        summed_count--;
+    bool streams = sum_is_streamed(executor, step, to, summed_count, from, part->bytes);
+    if (streams && pointers_have_equal_alignment(to, step->to_count)) summed_count = step->to_count;
+    (streams ? launch->reduce_streamed : launch->reduce)(to, summed_count, from, step->from_count, part->count,
         step->finish ? launch->divisor : 1);
-    for (int k = direct; k < step->to_count; k++) executor->site.stream(to[k], to[0], part->bytes);
+    for (int k = summed_count; k < step->to_count; k++) executor->site.stream(to[k], to[0], part->bytes);
 }
 /* Computes one part of a work step: a sum of several sources, or a copy to each target. */
 static inline void step_compute_piece(const struct executor *executor, const struct step *step, void *const *to,
@@ -345,19 +361,20 @@ void bind_compute_piece(const struct executor *executor, const struct step *step
 {
     step_compute_piece(executor, step, to, from, part);
 }
-void bind_compute_fixed_step(const struct executor *executor, int step)
+void bind_compute_recorded_step(const struct executor *executor, int step)
 {
     const struct launch *launch = &executor->launch;
     const struct program *program = launch->program;
-    const struct step *t = &program->schedule->steps[step];
+    const struct step *computed = &program->schedule->steps[step];
     for (int i = program->part_at[step]; i < program->part_at[step + 1]; i++) {
         const struct part *part = &program->parts[i];
-        void *const *at = program->pointers[executor->run.track] + part->first, *const *to = at + t->from_count;
+        void *const *at = program->pointers[executor->run.track] + part->first, *const *to = at + computed->from_count;
         const void *const *from = (const void *const *)at;
         if (part->shortcut == PART_MERE_COPY && from[0] != to[0]) copy_bytes(to[0], from[0], part->bytes);
-        else if (part->shortcut == PART_MERE_SUM && !launch->rows_early)
-            launch->reduce(to, t->to_count, from, t->from_count, part->count, t->finish ? launch->divisor : 1);
-        else step_compute_piece(executor, t, to, from, part);
+        else if (part->shortcut == PART_MERE_SUM && !launch->rows_are_early)
+            launch->reduce(to, computed->to_count, from, computed->from_count, part->count,
+                computed->finish ? launch->divisor : 1);
+        else step_compute_piece(executor, computed, to, from, part);
     }
 }
 bool bind_compute_step(struct executor *executor, const struct step *step, int tile)

@@ -3,7 +3,7 @@
 #include "backend/execute/counts.h"
 #include "backend/base/status.h"
 
-/* Hashes the counts that all ranks must give equally. Other hosts compare the hash, because they cannot read the
+/* Hashes the `size` counts that all ranks must give equally. Other hosts compare the hash, because they cannot read the
    counts but must cut equally and send the expected lengths. */
 static uint64_t uneven_hash_lengths(const struct uneven *uneven, int size)
 {
@@ -29,22 +29,23 @@ tutti_status counts_publish_own(struct executor *executor)
     const struct uneven *uneven = executor->launch.uneven;
     const struct segment *segment = executor->site.segment;
     uint64_t extent = 0;
-    int me = executor->site.index;
+    int index = executor->site.index;
     TRY(counts_reserve(executor));
     for (int direction = INPUT; direction <= OUTPUT; direction++)
-        for (int q = 0; q < segment->columns; q++) {
-            segment_counts(segment, me, executor->run.parity, direction)[q] = uneven->lengths[direction][q];
-            segment_counts(segment, me, executor->run.parity, COUNTS_OFFSETS + direction)[q] =
-                uneven->offsets[direction][q];
-            if (uneven->lengths[direction][q] > extent) extent = uneven->lengths[direction][q];
+        for (int column = 0; column < segment->columns; column++) {
+            segment_counts(segment, index, executor->run.parity, direction)[column] =
+                uneven->lengths[direction][column];
+            segment_counts(segment, index, executor->run.parity, COUNTS_OFFSETS + direction)[column] =
+                uneven->offsets[direction][column];
+            if (uneven->lengths[direction][column] > extent) extent = uneven->lengths[direction][column];
         }
     executor->run.declaration->extent = extent;
-    bool told = executor->site.spread && uneven_is_equal_on_ranks(uneven);
-    executor->run.declaration->counts = told ? uneven_hash_lengths(uneven, segment->columns) : 0;
+    bool must_be_equal = executor->site.has_several_hosts && uneven_is_equal_on_ranks(uneven);
+    executor->run.declaration->counts = must_be_equal ? uneven_hash_lengths(uneven, segment->columns) : 0;
     return TUTTI_OK;
 }
-/* Compares the counts of index `a` with those of all ranks of this host or, if counts must be equal, with this
-   rank's. */
+/* True if the counts of local rank `a` agree: with those of all ranks of this host that it exchanges with, or, if
+   counts must be equal, with this rank's. */
 static bool counts_rank_agrees(const struct executor *executor, int a)
 {
     const struct segment *segment = executor->site.segment;

@@ -2,7 +2,8 @@
 #pragma once
 #include "backend/execute/execute.h"
 
-/* Writes this rank's counts into the segment; called before the roll call. */
+/* Writes this rank's counts into the segment and its declaration, before the roll call. */
 tutti_status counts_publish_own(struct executor *executor);
-/* Compares the counts of all ranks after the roll call. Sets run.extent and returns OK, or MISMATCH. */
+/* Compares the counts of all ranks after the roll call. OK: sets run.extent to the longest. MISMATCH: they do not
+   agree. */
 tutti_status counts_compare_all(struct executor *executor);

@@ -15,9 +15,10 @@
 #include <string.h>
 
 /* ---- one tile without messages: the steps run in order ---- */
+/* True if the operation is one tile without messages, so that its steps run in order in this file. */
 static bool executor_runs_straight(const struct executor *executor)
 {
-    return executor->run.cut->single && executor->launch.program->schedule->first_message < 0;
+    return executor->run.cut->is_single_tile && executor->launch.program->schedule->first_message < 0;
 }
 /* True if the peers have passed all steps that this step waits for. */
 static bool step_is_ready_straight(struct executor *executor, const struct step *step)
@@ -30,78 +31,81 @@ static bool step_is_ready_straight(struct executor *executor, const struct step 
             return false;
     return true;
 }
-/* False: see bind_compute_step. */
+/* Does a step and publishes its position if a peer awaits it. False: see bind_compute_step. */
 static bool step_perform_straight(struct executor *executor, int step)
 {
     const struct program *program = executor->launch.program;
-    const struct step *t = &program->schedule->steps[step];
-    if (t->kind == WORK && program->is_fixed) bind_compute_fixed_step(executor, step);
-    else if (t->kind == WORK && !bind_compute_step(executor, t, 0)) return false;
-    executor->moves++;
-    if (t->by_tile || t->by_leave)
+    const struct step *performed = &program->schedule->steps[step];
+    if (performed->kind == WORK && program->has_addresses) bind_compute_recorded_step(executor, step);
+    else if (performed->kind == WORK && !bind_compute_step(executor, performed, 0)) return false;
+    executor->steps_done++;
+    if (performed->by_tile || performed->by_leave)
         executor_publish_counter(executor, SEEN_COUNTER, executor->base + 2 + (uint64_t)step);
     return true;
 }
-/* Runs the prelude as part of the announcement. All work that precedes the first poll of a peer then overlaps with the
-   transfer of the line. */
+/* Runs the steps of the prelude, as part of the announcement. All work that precedes the first poll of a peer then
+   overlaps with the transfer of the line. */
 static void executor_run_prelude(struct executor *executor)
 {
     int end = executor->launch.program->schedule->prelude;
     for (int step = 0; step < end; step++) step_perform_straight(executor, step);
-    executor->run.pc[0] = end;
+    executor->run.next_step[0] = end;
 }
-/* Runs an operation of one tile without messages as far as it gets; IN_PROGRESS at an unmet wait. */
+/* Runs an operation of one tile without messages up to an unmet wait (IN_PROGRESS) or its end. MISMATCH: the roll call
+   has found a disagreement. */
 static tutti_status executor_run_straight(struct executor *executor)
 {
     const struct schedule *schedule = executor->launch.program->schedule;
     tutti_status status = TUTTI_IN_PROGRESS;
     if (!executor->run.arrived && !executor_poll_roll_call(executor, &status)) return status;
-    for (int step = executor->run.pc[0]; step < schedule->step_count; step++) {
+    for (int step = executor->run.next_step[0]; step < schedule->step_count; step++) {
         if (!step_is_ready_straight(executor, &schedule->steps[step])) return status;
         if (!step_perform_straight(executor, step)) return status;
-        executor->run.pc[0] = step + 1;
+        executor->run.next_step[0] = step + 1;
     }
     return TUTTI_OK;
 }
 
 /* ---- an operation ---- */
-/* Declares to peers that this rank no longer reads or writes their tensors. */
+/* Publishes that this rank no longer reads or writes tensors of peers. */
 static void executor_stop_touching_tensors(struct executor *executor)
 {
-    atomic_store(&executor->site.mine->touching, 0);
+    atomic_store(&executor->site.own_control->touching, 0);
 }
-/* Moves the base of the counters past all positions of this operation, and frees its slots. */
+/* Ends the operation: moves the base of the counters past all its positions, and frees its slots and its line. */
 static void executor_end_operation(struct executor *executor)
 {
     const struct plan *plan = executor->launch.program->plan;
     const struct program_cut *cut = executor->run.cut;
-    uint64_t slots = (uint64_t)plan->slots, rounds = cut->single ? 1 : ((uint64_t)cut->tiles + slots - 1) / slots;
+    uint64_t slots = (uint64_t)plan->slots,
+             rounds = cut->is_single_tile ? 1 : ((uint64_t)cut->tiles + slots - 1) / slots;
     executor->base += executor->run.one_sided ? TRACK_POSITIONS : 2 + rounds * (uint64_t)plan->period;
     slots_end_operation(executor);
     tracks_end_operation(executor);
     executor->operation++;
     if (executor->launch.program->touch_count) executor_stop_touching_tensors(executor);
 }
-/* Makes the slots real memory and announces the operation. With one tile, the position that the prelude's last step
-   publishes also announces the arrival. */
+/* Makes the slots real memory and publishes the arrival. An operation of one tile without messages also runs its
+   prelude, whose last position may announce the arrival. */
 static tutti_status executor_announce_operation(struct executor *executor)
 {
     TRY(slots_reserve(executor));
     executor->run.started = true;
     if (!executor_runs_straight(executor)) { executor_publish_arrival(executor); return TUTTI_OK; }
-    executor->run.first_poll_done = !executor->run.cut->in_line;
+    executor->run.first_poll_done = !executor->run.cut->is_in_line;
     executor->site.lines[executor->run.track].fingerprint = executor->run.fingerprint;
-    if (!executor->launch.program->prelude_announces) executor_publish_arrival(executor);
+    if (!executor->launch.program->prelude_announces_arrival) executor_publish_arrival(executor);
     executor_run_prelude(executor);
     return TUTTI_OK;
 }
-/* Sets `touching`, then reads the failure state; a rank that fails does both in the opposite order. So at least one of
+/* Publishes that this rank reads or writes tensors of peers. False: the group has failed, so it must not. This rank
+   sets `touching`, then reads the failure state; a rank that fails does both in the opposite order. So at least one of
    the two ranks sees the other. */
 static bool executor_try_touching_tensors(struct executor *executor)
 {
-    atomic_store(&executor->site.mine->touching, 1);
+    atomic_store(&executor->site.own_control->touching, 1);
     if (!(atomic_load(&executor->site.segment->failure->state) & FAILURE_CERTAIN)) return true;
-    atomic_store(&executor->site.mine->touching, 0);
+    atomic_store(&executor->site.own_control->touching, 0);
     return false;
 }
 tutti_status executor_start_program(struct executor *executor)
@@ -121,10 +125,10 @@ void executor_prepare_declaration(struct executor *executor)
     executor->run.declaration = executor_declaration(executor, executor->site.index, executor->operation);
 }
 /* ---- other hosts ---- */
-/* Adds this call to the history, which messages to other hosts carry in their names. */
+/* Adds this call to run.history, the hash of all calls, which is in the names of messages to other hosts. */
 static void executor_update_history(struct executor *executor)
 {
-    if (!executor->site.spread) return;
+    if (!executor->site.has_several_hosts) return;
     executor->run.history =
         (executor->run.history ^ executor->run.fingerprint ^ executor->run.declaration->counts) * 0x9e3779b97f4a7c15u;
     executor->run.history ^= executor->run.history >> 32;
@@ -138,20 +142,20 @@ void executor_list_awaited_ranks(const struct executor *executor, bool *out)
 }
 
 /* ---- the operation ---- */
-/* Clears the record of what this rank waits for. */
+/* Clears `blocked` and blocked_peer. */
 static void executor_clear_waits(struct executor *executor)
 {
     wait_set_clear(&executor->blocked);
     executor->blocked_peer = -1;
 }
-/* Resets the position in the operation, not the operation itself. */
+/* Sets a run back to its beginning: no rank has arrived, and no step is done. `ranks`: of this host. */
 static void run_reset_progress(struct run *run, int ranks)
 {
-    run->low = run->roll = 0;
+    run->oldest_tile = run->next_awaited = 0;
     run->arrived = ranks == 1;
     run->started = run->agreed = false;
     run->first_poll_done = true;
-    memset(run->pc, 0, sizeof run->pc);
+    memset(run->next_step, 0, sizeof run->next_step);
 }
 tutti_status executor_begin(struct executor *executor)
 {
@@ -190,10 +194,10 @@ tutti_status executor_run_steps(struct executor *executor)
 {
     tutti_status status = TUTTI_IN_PROGRESS;
     executor_clear_waits(executor);
-    bool messages = executor->launch.program->schedule->first_message >= 0;
+    bool has_messages = executor->launch.program->schedule->first_message >= 0;
     /* The bell's value before the first poll. */
     uint32_t bell = 0;
-    if (messages) {
+    if (has_messages) {
         bell_listen(executor->site.contact);
         bell = atomic_load_explicit(&executor->site.contact->bell, memory_order_acquire);
     }
@@ -203,12 +207,12 @@ tutti_status executor_run_steps(struct executor *executor)
             status_message(executor->run.message_status));
     if (executor->run.failed_read.error) return fetch_handle_failure(executor);
     if (status == TUTTI_OK) {
-        if (executor->launch.rows && !executor->launch.rows_early) rows_normalise_output(executor);
+        if (executor->launch.rows && !executor->launch.rows_are_early) rows_normalise_output(executor);
         executor_end_operation(executor);
         return TUTTI_OK;
     }
     executor->blocked.core_is_wanted = executor_core_is_wanted(executor);
-    if (messages)
+    if (has_messages)
         wait_set_add(&executor->blocked, &executor->site.contact->bell, bell, &executor->site.contact->bell_waiters,
             true);
     return status;
@@ -230,53 +234,54 @@ tutti_status executor_repeat_operation(struct executor *executor)
 bool executor_cancel(struct executor *executor)
 {
     const struct program *program = executor->launch.program;
-    bool all = true;
+    bool all_cancelled = true;
     if (!program) return true;
     for (int i = 0; program->transfers && i < program->plan->slots * program->schedule->step_count; i++) {
         struct transfer *transfer = &program->transfers[i];
-        if (transfer->state == TRANSFER_POSTED && !router_cancel(executor->site.router, transfer)) all = false;
+        if (transfer->state == TRANSFER_POSTED && !router_cancel(executor->site.router, transfer))
+            all_cancelled = false;
     }
     /* Until now a transport may have read a message from a peer's tensor. */
-    if (all && program->touch_count) executor_stop_touching_tensors(executor);
-    return all;
+    if (all_cancelled && program->touch_count) executor_stop_touching_tensors(executor);
+    return all_cancelled;
 }
 
 /* ---- lifetime ---- */
 tutti_status executor_init(struct executor *executor, const struct segment *segment, const struct layout *layout,
-    int rank, stream_function *stream, bool paced)
+    int rank, stream_function *stream, bool is_paced)
 {
     struct place mine = layout_place(layout, rank);
     *executor = (struct executor){ .site = { .segment = segment,
                                        .rank = rank,
                                        .index = mine.index,
                                        .ranks = segment->ranks,
-                                       .spread = layout->hosts > 1,
+                                       .has_several_hosts = layout->hosts > 1,
                                        .places = layout->place,
                                        .rank_at = layout->rank + layout->first[mine.host],
                                        .stream = stream,
-                                       .paced = paced && stream,
-                                       .mine = segment_control(segment, mine.index),
+                                       .is_paced = is_paced && stream,
+                                       .own_control = segment_control(segment, mine.index),
                                        .lines = segment_line(segment, mine.index, 0) },
         .tracks = { .other = 1, .newest = 1 } };
     executor->seen = memory_alloc_aligned((size_t)segment->ranks * sizeof *executor->seen);
-    executor->theirs = memory_alloc_zeroed((size_t)segment->ranks, sizeof *executor->theirs);
-    if (executor->seen && executor->theirs) return TUTTI_OK;
+    executor->peer_operands = memory_alloc_zeroed((size_t)segment->ranks, sizeof *executor->peer_operands);
+    if (executor->seen && executor->peer_operands) return TUTTI_OK;
     return status_fail(TUTTI_NO_MEMORY, "no memory for the counters of %d ranks", segment->ranks);
 }
 void executor_set_contact(struct executor *executor, struct control *contact) { executor->site.contact = contact; }
 void executor_set_router(struct executor *executor, struct router *router) { executor->site.router = router; }
-void executor_set_tuning(struct executor *executor, int counter_polls, size_t cache_bytes, size_t ring_bytes,
+void executor_set_tuning(struct executor *executor, int polls, size_t cache_bytes, size_t ring_bytes,
     bool may_be_unfenced)
 {
     executor->publisher.may_be_unfenced = may_be_unfenced;
-    executor->site.polls = counter_polls;
+    executor->site.polls = polls;
     executor->site.cache_bytes = cache_bytes;
     executor->site.ring_bytes = ring_bytes;
 }
 void executor_finish(struct executor *executor)
 {
     free(executor->seen);
-    free(executor->theirs);
+    free(executor->peer_operands);
     executor->seen = NULL;
-    executor->theirs = NULL;
+    executor->peer_operands = NULL;
 }

@@ -18,12 +18,16 @@
 
 /* The buffer whose lengths must be equal on all ranks. IN_PAIRS: a rank sends what its peer expects. */
 enum { EQUAL_INPUT = INPUT, EQUAL_OUTPUT = OUTPUT, IN_PAIRS };
+/* The counts of an operation in which they differ. */
 struct uneven {
-    /* Bytes by buffer (INPUT, OUTPUT) and by peer. Each array has an entry per rank; a buffer of one part uses [0]. */
+    /* [buffer][rank]: bytes of INPUT or OUTPUT that belong to each rank, and where they begin. A buffer of one part
+       uses rank 0 only. */
     size_t *lengths[2], *offsets[2];
-    /* EQUAL_OUTPUT for all_gather_v, EQUAL_INPUT for reduce_scatter_v, IN_PAIRS for all_to_all_v. */
+    /* The lengths that must agree: EQUAL_OUTPUT for all_gather_v, EQUAL_INPUT for reduce_scatter_v, IN_PAIRS for
+       all_to_all_v. */
     int agreement;
 };
+/* True if all ranks must give the same lengths. False: only each pair of ranks must agree. */
 static inline bool uneven_is_equal_on_ranks(const struct uneven *uneven) { return uneven->agreement != IN_PAIRS; }
 /* The values that one operation binds to a program. */
 struct launch {
@@ -48,15 +52,18 @@ struct launch {
     /* How the rows of the sum are normalised, or NULL. */
     const struct rows *rows;
     /* True if rows are normalised as they are summed (rows.h); set once the program is known. */
-    bool rows_early;
-    /* Slots are written by ordinary stores. */
-    bool ordinary;
-    /* Slots are reused after a short lap of the ring (slots.c). */
-    bool short_laps;
+    bool rows_are_early;
+    /* True: slots are written by ordinary stores, whatever pace.h decides. */
+    bool ordinary_stores;
+    /* True: only a part of the ring of slots is used, so that slots are reused early (slots.c). */
+    bool short_ring;
 };
+/* The numbers of a rank's counters in a line: the one of operations of one tile, then one for each slot. */
 enum { SEEN_COUNTER, SEEN_SLOTS, SEEN_COUNT = SEEN_SLOTS + MAX_SLOTS };
+/* A rank's INPUT or OUTPUT. */
 struct operand {
     unsigned char *base;
+    /* Uneven counts in bytes, by rank; NULL: counts are even. */
     const size_t *lengths, *offsets;
     /* Mapped bytes at `base`. */
     size_t bytes;
@@ -70,42 +77,42 @@ struct failed_read { int rank; enum buffer buffer; int error; };
 struct site {
     const struct segment *segment;
     /* This rank's control block and lines, and the control block whose bell announces its messages. */
-    struct control *mine;
+    struct control *own_control;
     struct line *lines;
     struct control *contact;
     struct router *router;
     /* This rank's number in the group, its index on this host, and the number of ranks on this host. */
     int rank, index, ranks;
     /* The group has several hosts. */
-    bool spread;
+    bool has_several_hosts;
     /* The place of each rank of the group, and the rank at each index of this host. */
     const struct place *places;
     const int *rank_at;
-    /* How often an operation of one tile polls a counter before it returns. */
+    /* How often an operation of one tile polls an unmet counter again before it returns. */
     int polls;
     /* Copies around the cache, or NULL. */
     stream_function *stream;
-    /* pace.h decides for each slot whether it is written around the cache. */
-    bool paced;
-    /* Size of the last-level cache, for all ranks of the host together. */
+    /* True: pace.h decides for each slot whether it is written around the cache. */
+    bool is_paced;
+    /* The bytes of the last-level cache, for all ranks of the host together. */
     size_t cache_bytes;
-    /* Size of the ring within each rank's slots. */
+    /* The bytes of the ring within each rank's slots. */
     size_t ring_bytes;
 };
 /* The ring of slots (slots.c). All members but `reserved` are equal on all ranks of the host. */
 struct ring {
     /* Where the slots of the last operation begin and end, and the total bytes taken so far. */
-    size_t first, at, taken;
+    size_t begin, end, taken;
     /* How many bytes of this rank's slots are real memory: two halves, the ring, the tracks. */
     size_t reserved[4];
 };
-/* The last operation of a track: its number from 1 (0: none), and the base of its counters. */
+/* The last operation of a track: its number, counted from 1 (0: none), and the base of its counters. */
 struct track_use { uint64_t number, base; };
 /* The state of tracks.c. All members but `joined` are equal on all ranks that have come to the same operation. */
 struct tracks {
     struct track_use last[TRACKS];
     /* The track of the next operation, the other one of a pair (tracks.c), and the farthest one used in the ring. */
-    int at, other, newest;
+    int next, other, newest;
     /* How many operations have awaited all ranks so far. */
     unsigned turn;
     /* The last operation in which this rank has found all ranks arrived and in agreement. */
@@ -113,9 +120,9 @@ struct tracks {
     /* Hash of all one-sided operations so far. */
     uint64_t one_sided_hash;
 };
-/* When a tiny operation first polls its peer: `after` is a delay in fractions of a step (roll_call.c).
-   The next `at_once` operations poll without a delay. */
-struct first_poll { unsigned after, at_once; };
+/* When a tiny operation first polls its peer: after `delay` (in units of a step / STEP, roll_call.c). The next
+   undelayed_count operations poll without a delay. */
+struct first_poll { unsigned delay, undelayed_count; };
 /* The state of the operation that runs. */
 struct run {
     /* This rank's declaration, in shared memory. */
@@ -127,11 +134,14 @@ struct run {
     size_t slots_at;
     /* Which line is written; which half of the counts and of the large slots is used. */
     int track, parity;
-    int low, roll, pc[MAX_SLOTS];
+    /* The oldest tile that is not over; the peer that the roll call checks next (an index of this host, or of
+       program.needed); the next step of the tile in each slot. */
+    int oldest_tile, next_awaited, next_step[MAX_SLOTS];
     /* The longest block of uneven counts, set when the ranks have agreed on them. */
     size_t extent;
     /* The declaration names this rank's tensors, so peers may touch them. */
-    bool exposed;
+    bool tensors_declared;
+    /* started: the program may run steps; arrived: the roll call is over; agreed: the counts have been compared. */
     bool started, arrived, agreed, first_poll_done;
     /* deferred: the operation began without a program. one_sided: see tracks.h. */
     bool deferred, one_sided;
@@ -144,6 +154,7 @@ struct run {
     /* Hash of all calls so far; 0 on one host. */
     uint64_t history;
 };
+/* The executor of one communicator. */
 struct executor {
     struct site site;
     struct ring ring;
@@ -153,12 +164,12 @@ struct executor {
     struct first_poll first_poll;
     /* Where counters count from, and the number of the collective; equal on all ranks of the host. */
     uint64_t base, operation;
-    /* The highest positions read so far, by peer. */
+    /* [peer][counter]: the highest positions read so far. */
     uint64_t (*seen)[SEEN_COUNT];
     /* The tensors of each peer, if the program touches them. */
-    struct operand (*theirs)[2];
-    /* Total steps performed; the driver compares it to tell waiting from working. */
-    uint64_t moves;
+    struct operand (*peer_operands)[2];
+    /* The number of steps performed so far; if it has not changed, the operation has only waited. */
+    uint64_t steps_done;
     /* Another rank has waited on this rank's core, so this rank must not poll. */
     bool core_is_shared;
     /* This rank's uneven counts are real memory. */
@@ -166,46 +177,51 @@ struct executor {
     /* The code that begins an operation fills this and the declaration. */
     struct launch launch;
     struct run run;
-    /* The rank that this one is blocked by; -1: a message. */
+    /* The rank for which this one waits; -1: a message. `blocked` has the words on which it can sleep. */
     int blocked_peer;
     struct wait_set blocked;
 };
-/* Returns the declaration of the rank with that index. It is valid for the last DECLARATIONS operations. */
+/* Returns the declaration of `operation` (its number, counted from 0) by the rank with local rank `index`. It is valid
+   for the last DECLARATIONS operations. */
 static inline struct declaration *executor_declaration(const struct executor *executor, int index, uint64_t operation)
 {
     return segment_declaration(executor->site.segment, index, operation);
 }
-/* Convert between a rank of this host and its index. */
-static inline int site_index(const struct site *s, int rank) { return s->places[rank].index; }
-static inline int site_rank(const struct site *s, int index) { return s->rank_at[index]; }
+/* site_index returns the local rank of a rank of this host, and site_rank the rank of a local rank. */
+static inline int site_index(const struct site *site, int rank) { return site->places[rank].index; }
+static inline int site_rank(const struct site *site, int index) { return site->rank_at[index]; }
 
-/* `segment` must be the segment of this rank's host. NO_MEMORY. */
+/* Initializes the executor of `rank`. segment: that of the rank's host; stream, is_paced: see struct site.
+   NO_MEMORY. */
 tutti_status executor_init(struct executor *executor, const struct segment *segment, const struct layout *layout,
-    int rank, stream_function *stream, bool paced);
+    int rank, stream_function *stream, bool is_paced);
+/* Sets members of the site that are known only later. */
 void executor_set_contact(struct executor *executor, struct control *contact);
 void executor_set_router(struct executor *executor, struct router *router);
-/* `polls`: how often a small operation polls a counter before it returns. For the others see struct site and struct
-   publisher. */
+/* Sets what costs decide: polls, cache_bytes and ring_bytes of the site, and may_be_unfenced of the publisher. */
 void executor_set_tuning(struct executor *executor, int polls, size_t cache_bytes, size_t ring_bytes,
     bool may_be_unfenced);
+/* Frees the arrays of the executor. */
 void executor_finish(struct executor *executor);
-/* Chooses the line of the next operation, and with it the declaration to fill. */
+/* Chooses the line of the next operation, and sets run.declaration, which the caller fills. */
 void executor_prepare_declaration(struct executor *executor);
-/* The caller calls this after it has changed anything but the sequence number in the declaration. */
+/* Hashes the declaration without its sequence number to run.kind. The caller calls this after each change of it. */
 void executor_hash_declaration(struct executor *executor);
 /* Announces the operation that launch and declaration describe. After an error the operation is not announced. */
 tutti_status executor_begin(struct executor *executor);
-/* Repeats the last operation as far as it gets, on the same buffers. It must have been one tile without messages. */
+/* Begins an operation like the last one, on the buffers in launch, and runs it up to an unmet wait (IN_PROGRESS) or its
+   end. It must be one tile without messages. */
 tutti_status executor_repeat_operation(struct executor *executor);
 /* For an operation without a program: waits like executor_run_steps until all ranks have arrived and agree. After OK
    the caller may choose launch.program. */
 tutti_status executor_finish_roll_call(struct executor *executor);
-/* Starts the chosen program. IN_PROGRESS: the group has failed meanwhile, so the program was not started. */
+/* Starts the program that was chosen after the roll call. IN_PROGRESS: the group has failed, so it was not started. */
 tutti_status executor_start_program(struct executor *executor);
-/* Runs as far as it gets. IN_PROGRESS: `blocked` holds what it waits for. MISMATCH: see executor_find_disagreement. */
+/* Runs the operation up to unmet waits or its end (OK). IN_PROGRESS: `blocked` has what it waits for. MISMATCH: see
+   executor_find_disagreement. */
 tutti_status executor_run_steps(struct executor *executor);
-/* Publishes this rank's core and returns true if another rank of this host that must move waited on the same core. A
-   rank must yield its core to such a peer at once; otherwise it should keep spinning. */
+/* Publishes the core on which this rank waits. True: another rank of this host that this one may wait for was last on
+   the same core, so this rank must yield it at once; otherwise it should keep spinning. */
 bool executor_core_is_wanted(struct executor *executor);
 /* Cancels the operation that runs. True: the caller's buffers are no longer touched. False: a transport still holds a
    transfer; the caller polls the router and calls again. All transfers are cancelled at once, so this takes at most
@@ -214,6 +230,7 @@ bool executor_cancel(struct executor *executor);
 /* Returns the rank of this host whose declaration differs from this rank's, or -1. *operation is the first operation on
    which they differ, counted from 0: this one, or an earlier one-sided one. */
 int executor_find_disagreement(const struct executor *executor, uint64_t *operation);
+/* True if a rank of this host has arrived in the running operation. */
 bool executor_rank_has_arrived(const struct executor *executor, int rank);
 /* True if the roll call ends now, unless a rank fails meanwhile. */
 bool executor_roll_call_is_complete(const struct executor *executor);
@@ -226,6 +243,8 @@ static inline uint64_t executor_message_name(const struct executor *executor)
 {
     return executor->run.history << 33 >> 1 | (uint32_t)executor->operation;
 }
+/* Returns the part of a message's name that tells different calls apart. */
 static inline uint64_t executor_fingerprint_of_name(uint64_t name) { return name >> 32; }
-/* Sets out[rank] for each rank whose message this rank waits for. `out` has an entry per rank of the group. */
+/* Sets out[rank] for each rank with which a posted message of the running operation is not complete. `out` has an entry
+   per rank of the group. */
 void executor_list_awaited_ranks(const struct executor *executor, bool *out);

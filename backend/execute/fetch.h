@@ -9,9 +9,9 @@ static inline size_t fetch_buffer_bytes(size_t peers)
 {
     return peers * READ_BLOCK_LEAST > READ_BLOCK ? peers * READ_BLOCK_LEAST : READ_BLOCK;
 }
-/* Performs a step of arithmetic on one piece, whose addresses are in launch.program->piece. False: a peer could not be
-   read, and run.unread holds the peer and the error. */
+/* Performs a work step on one piece, whose addresses are in launch.program->piece. False: a peer could not be read, and
+   run.failed_read has the peer and the error. */
 bool fetch_compute_step(struct executor *executor, const struct step *step, const struct part *part);
-/* Returns the status of an operation whose read failed. IN_PROGRESS: the peer may have died, which the watch thread
-   will report. */
+/* Returns the status of an operation in which run.failed_read has failed, and clears the error. IN_PROGRESS: the peer
+   may have died, which the watch thread will report. */
 tutti_status fetch_handle_failure(struct executor *executor);

@@ -10,23 +10,26 @@
 
 /* The first SETTLED calls meet memory that no peer has read yet. Then a thread measures often until OFTEN_UNTIL. */
 enum { SETTLED = 8, OFTEN = 8, OFTEN_UNTIL = 128, SELDOM = 64 };
+/* Below NEAR_NS ordinary stores are used, above FAR_NS streaming. line_ns stays between LEAST_NS and MOST_NS; it rises
+   and falls by the factors UP and DOWN. */
 static const double NEAR_NS = 60, FAR_NS = 90, LEAST_NS = 10, MOST_NS = 300, UP = 1.2, DOWN = 1.5;
 
 static _Thread_local struct pace mine = { .line_ns = 150 };
 
-bool pace_measurement_is_due(struct pace *p)
+bool pace_measurement_is_due(struct pace *pace)
 {
-    unsigned call = p->calls++;
+    unsigned call = pace->calls++;
     return call >= SETTLED && call % (call < OFTEN_UNTIL ? OFTEN : SELDOM) == 0;
 }
-void pace_record_measurement(struct pace *p, double line_ns)
+void pace_record_measurement(struct pace *pace, double line_ns)
 {
-    if (line_ns > p->line_ns && p->line_ns < MOST_NS) p->line_ns *= UP;
-    else if (line_ns < p->line_ns && p->line_ns > LEAST_NS) p->line_ns /= DOWN;
-    if (p->line_ns < NEAR_NS) p->ordinary = true;
-    else if (p->line_ns > FAR_NS) p->ordinary = false;
+    if (line_ns > pace->line_ns && pace->line_ns < MOST_NS) pace->line_ns *= UP;
+    else if (line_ns < pace->line_ns && pace->line_ns > LEAST_NS) pace->line_ns /= DOWN;
+    if (pace->line_ns < NEAR_NS) pace->ordinary_stores = true;
+    else if (pace->line_ns > FAR_NS) pace->ordinary_stores = false;
 }
-/* Times the fetch of a line for writing. The addition of no bit writes nothing, but needs the line as a store does. */
+/* Returns the ns that this core takes to fetch a line for writing. The addition of no bit writes nothing, but needs the
+   line as a store does. */
 static double line_time_fetch(void *to)
 {
     int64_t begin = clock_ns();
@@ -37,5 +40,5 @@ bool pace_prefers_streaming(void *to)
 {
     if ((uintptr_t)to % sizeof(uint64_t) == 0 && pace_measurement_is_due(&mine))
         pace_record_measurement(&mine, line_time_fetch(to));
-    return !mine.ordinary;
+    return !mine.ordinary_stores;
 }

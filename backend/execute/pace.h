@@ -10,14 +10,16 @@
 bool pace_prefers_streaming(void *to);
 
 /* ---- the decision, for pace.c and its test ---- */
+/* The state of a thread's decision. */
 struct pace {
     /* Ordinary stores are used now. */
-    bool ordinary;
+    bool ordinary_stores;
+    /* The number of calls of pace_measurement_is_due so far. */
     unsigned calls;
     /* A low quantile of the time to fetch a line that a peer has read. */
     double line_ns;
 };
-/* True if this call must be measured. */
+/* Counts a call. True: it must be measured. */
 bool pace_measurement_is_due(struct pace *pace);
-/* Records one measurement, which an interruption may have made longer. */
+/* Records one measured time of fetching a line, which an interruption may have made longer. */
 void pace_record_measurement(struct pace *pace, double line_ns);

@@ -5,15 +5,16 @@
 
 /* 50 ms, because a 1 Gbit/s link takes 17 ms for a tile of 2 MiB, and no step moves meanwhile. */
 _Atomic int64_t precedence_moment_ns = 50000000;
+/* [priority]: when an operation last moved; 0: none runs. */
 static _Atomic int64_t moved_ns[TUTTI_PRIORITIES];
 /* The highest priority that has ever moved. */
 static _Atomic int highest;
 
-void precedence_record_progress(int priority, bool over)
+void precedence_record_progress(int priority, bool is_over)
 {
     if (priority > atomic_load_explicit(&highest, memory_order_relaxed))
         atomic_store_explicit(&highest, priority, memory_order_relaxed);
-    atomic_store_explicit(&moved_ns[priority], over ? 0 : clock_ns(), memory_order_relaxed);
+    atomic_store_explicit(&moved_ns[priority], is_over ? 0 : clock_ns(), memory_order_relaxed);
 }
 bool precedence_must_defer(int priority)
 {

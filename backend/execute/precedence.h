@@ -5,9 +5,9 @@
 #include "include/tutti.h"
 #include <stdatomic.h>
 
-/* Length of that moment. */
+/* The length of that moment in ns. */
 extern _Atomic int64_t precedence_moment_ns;
-/* Records that an operation of this priority (above 0) has moved, or is over. */
-void precedence_record_progress(int priority, bool over);
+/* Records that an operation of this priority (above 0) has moved now, or is over. */
+void precedence_record_progress(int priority, bool is_over);
 /* True if operations of this priority must not begin another tile now. */
 bool precedence_must_defer(int priority);

@@ -22,9 +22,9 @@ static void program_record_touches(struct program *program)
 {
     const struct schedule *schedule = program->schedule;
     for (int step = 0; step < schedule->step_count; step++) {
-        const struct step *t = &schedule->steps[step];
-        for (int i = 0; i < t->from_count + t->to_count; i++)
-            program_record_touch(program, schedule->spans[t->span + i]);
+        const struct step *visited = &schedule->steps[step];
+        for (int i = 0; i < visited->from_count + visited->to_count; i++)
+            program_record_touch(program, schedule->spans[visited->span + i]);
     }
 }
 /* Counts the pieces of all messages. `piece_at`, if given, gets each step's first piece. */
@@ -32,18 +32,20 @@ static int schedule_count_pieces(const struct schedule *schedule, int *piece_at)
 {
     int total = 0;
     for (int step = 0; step < schedule->step_count; step++) {
-        const struct step *t = &schedule->steps[step];
+        const struct step *visited = &schedule->steps[step];
         if (piece_at) piece_at[step] = total;
-        if (step_is_message(t)) total += step_count_chunks(schedule, t);
+        if (step_is_message(visited)) total += step_count_chunks(schedule, visited);
     }
     return total;
 }
+/* Allocates a zeroed array and adds it to program->bytes. */
 static void *program_allocate_array(struct program *program, size_t count, size_t bytes)
 {
     program->bytes += count * bytes;
     return memory_alloc_zeroed(count, bytes);
 }
-/* Allocates the precomputed parts, addresses and pointers of the work steps, one set of pointers for each track. */
+/* Allocates the parts, addresses and pointers of all work steps, one set of pointers for each track. False: no
+   memory. */
 static bool program_allocate_parts(struct program *program)
 {
     const struct schedule *schedule = program->schedule;
@@ -62,7 +64,7 @@ static bool program_allocate_parts(struct program *program)
         program->pointers[track] = program->pointers[track - 1] + addresses + 1;
     return program->parts && program->addresses && program->part_at && program->pointers[0];
 }
-/* Allocates a transfer for each step in each slot, and the pieces of the messages. */
+/* Allocates a transfer for each step in each slot, and the pieces of the messages. False: no memory. */
 static bool program_allocate_messages(struct program *program)
 {
     size_t steps = (size_t)program->schedule->step_count, slots = (size_t)program->plan->slots;
@@ -72,12 +74,13 @@ static bool program_allocate_messages(struct program *program)
     program->pieces = program_allocate_array(program, slots * (size_t)program->piece_count, sizeof *program->pieces);
     return program->piece_at && program->transfers && program->pieces;
 }
+/* Allocates the buffer for bytes read from up to `widest` peers in a step. False: no memory. */
 static bool program_allocate_fetch_buffer(struct program *program, size_t widest)
 {
     program->bytes += fetch_buffer_bytes(widest);
     return (program->fetched = memory_alloc_aligned(fetch_buffer_bytes(widest))) != NULL;
 }
-/* Lists the peers whose data this rank needs in a one-sided operation. */
+/* Fills program->needed: the peers whose data this rank needs in a one-sided operation. False: no memory. */
 static bool program_list_needed_peers(struct program *program)
 {
     bool *needed = memory_alloc_zeroed((size_t)program->plan->size, sizeof *needed);
@@ -95,8 +98,9 @@ static bool program_allocate_all(struct program *program)
 {
     size_t widest = 1;
     for (int step = 0; step < program->schedule->step_count; step++) {
-        const struct step *t = &program->schedule->steps[step];
-        widest = size_larger(widest, (size_t)(t->from_count > t->to_count ? t->from_count : t->to_count));
+        const struct step *visited = &program->schedule->steps[step];
+        widest = size_larger(widest,
+            (size_t)(visited->from_count > visited->to_count ? visited->from_count : visited->to_count));
     }
     program->piece.to = program_allocate_array(program, 2 * widest, sizeof *program->piece.to);
     program->piece.from = program_allocate_array(program, 2 * widest, sizeof *program->piece.from);
@@ -116,7 +120,7 @@ tutti_status program_create(const struct plan *plan, int rank, struct program **
     program->plan = plan;
     program->schedule = plan_schedule_of_rank(plan, rank);
     program->bytes = sizeof *program;
-    program->prelude_announces = program->schedule->prelude > 0 && program->schedule->first_message < 0
+    program->prelude_announces_arrival = program->schedule->prelude > 0 && program->schedule->first_message < 0
         && step_publishes(&program->schedule->steps[program->schedule->prelude - 1], 0, 1, plan->slots);
     if (!program_allocate_all(program)) {
         program_destroy(program);

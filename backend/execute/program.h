@@ -7,28 +7,32 @@
 
 /* How a message is cut (bind.c). */
 struct program_cut {
+    /* The bytes of one rank's part of the message, of a piece of it, of the largest chunk, of a chunk's part in one
+       tile, and from chunk to chunk in a slot. */
     size_t part_bytes, piece_bytes, chunk_bytes, tile_bytes, slot_stride;
     /* All cuts fall on multiples of this. */
     size_t unit_bytes;
-    /* The requested tile size, in bytes of the whole message, and the requested laps of the ring. */
+    /* The requests of struct launch: the tile size, in bytes of the whole message, and short_ring. */
     size_t wanted_bytes;
-    bool short_laps;
+    bool short_ring;
     /* Bytes of the slots of one tile, and of all slots of the operation. */
     size_t tile_slot_bytes, slots_bytes;
     /* How many tiles have slots of their own; later tiles reuse them in turn. */
     uint32_t tile_slots;
     /* The slots are taken from the ring (slots.c). */
-    bool goes_round;
+    bool uses_ring;
     int tiles;
-    /* single: one tile. in_line: and its slot is the payload of the line. */
-    bool single, in_line;
-    /* The ranks' tensors do not fit into the last-level cache. */
+    /* There is one tile; its slot is the payload of the line. */
+    bool is_single_tile, is_in_line;
+    /* The ranks' tensors together exceed the last-level cache by far (bind.c). */
     bool beyond_cache;
     /* A rank waits only for the ranks that it needs (tracks.h). */
     bool one_sided;
 };
+/* A tensor of a peer that the program reads or writes. */
 struct touch { int rank; enum buffer buffer; };
-/* An address relative to this rank's tensor, or to run.slots_at. In a line it is the address in track 0. */
+/* An address in a tensor of this rank relative to its base, or in SCRATCH: in slots without run.slots_at, or in the
+   line of track 0. */
 struct program_address {
     enum buffer buffer;
     uintptr_t at;
@@ -38,8 +42,11 @@ struct program_address {
 enum part_shortcut { PART_MERE_COPY = 1, PART_MERE_SUM };
 /* A part of a step. `count` is in elements. Its source addresses begin at `first`; its destinations follow. */
 struct part { size_t bytes, count; int first; enum part_shortcut shortcut; };
+/* The bases of the addresses of an operation. */
 struct buffers { const void *input; void *output; size_t slots_at; };
+/* The ranks that this one must await. */
 struct needed { int *ranks, count; };
+/* Pointers to the targets and to the sources of a step. */
 struct pointers { void **to; const void **from; };
 struct program {
     const struct plan *plan;
@@ -59,17 +66,18 @@ struct program {
     int touch_count;
     /* The cut of the last message, because most calls repeat it. */
     struct program_cut cut;
-    bool is_cut, is_fixed;
+    /* `cut` is valid; parts, addresses and part_at are valid for it. */
+    bool is_cut, has_addresses;
     /* With one tile, the prelude publishes a position, which also announces the arrival. */
-    bool prelude_announces;
-    /* The steps with their addresses; valid if is_fixed (bind.c). */
+    bool prelude_announces_arrival;
+    /* The parts of all work steps, and their addresses (bind.c). */
     struct part *parts;
     struct program_address *addresses;
-    /* part_at: [step_count + 1]. */
+    /* part_at: [step_count + 1], the first part of each step. */
     int *part_at, address_count;
     /* The addresses as pointers, and the tensors and slots that they were computed for, by track. */
     void **pointers[TRACKS];
-    struct buffers aimed[TRACKS];
+    struct buffers pointers_for[TRACKS];
     /* The peers that this rank must wait for in a one-sided operation. */
     struct needed needed;
     /* The element size that the counts in `parts` were computed with. */
@@ -79,7 +87,8 @@ struct program {
     /* Which blocks the scratch chunks hold; filled when counts are uneven (bind.c). */
     struct blocks blocks;
 };
+/* Makes the program by which a rank runs the plan, which must outlive it. NO_MEMORY. */
 tutti_status program_create(const struct plan *plan, int rank, struct program **out);
-/* Finds the blocks that the chunks hold, if the plan has messages, because a chunk is as long as its block. */
+/* Fills `blocks`, if the plan has messages and it is not filled. */
 tutti_status program_find_blocks(struct program *program);
 void program_destroy(struct program *program);

@@ -5,7 +5,8 @@
 #include "backend/execute/tracks.h"
 
 /* ---- the roll call ---- */
-/* The factors are odd, so a difference in a single member always changes the hash. */
+/* Hashes the declaration without its sequence number. The factors are odd, so a difference in a single member always
+   changes the hash. */
 void executor_hash_declaration(struct executor *executor)
 {
     const struct declaration *declaration = executor->run.declaration;
@@ -22,22 +23,24 @@ void executor_make_fingerprint(struct executor *executor)
         + executor->tracks.one_sided_hash;
     executor->run.fingerprint = sum ^ sum >> 29;
 }
-/* If a rank fails an operation before all ranks that it awaits have arrived, the operation fails on every rank that
-   arrives later. That rank claims the failure and then reads the arrivals; the others arrive and then read the claim.
-   The fence between these is that of counter_publish_and_wake. If ranks publish bare, the claiming rank inserts a fence
-   into all of them. */
-static bool roll_call_is_refused(const struct executor *executor)
+/* True if a rank has claimed the failure of this operation or an earlier one. If a rank fails an operation before all
+   ranks that it awaits have arrived, the operation fails on every rank that arrives later. That rank claims the failure
+   and then reads the arrivals; the others arrive and then read the claim. The fence between these is that of
+   counter_publish_and_wake. If ranks publish unfenced, the claiming rank inserts a fence into all of them. */
+static bool roll_call_has_failed(const struct executor *executor)
 {
-    if (!atomic_load(&executor->site.mine->alert)) return false;
-    const struct failure *f = executor->site.segment->failure;
-    uint32_t state = atomic_load(&f->state);
-    return state != FAILURE_NONE && (!(state & FAILURE_READY) || f->operation <= executor->operation);
+    if (!atomic_load(&executor->site.own_control->alert)) return false;
+    const struct failure *failure = executor->site.segment->failure;
+    uint32_t state = atomic_load(&failure->state);
+    return state != FAILURE_NONE && (!(state & FAILURE_READY) || failure->operation <= executor->operation);
 }
+/* Returns the line that a peer (a local rank) writes in this operation. */
 static const struct line *executor_peer_line(const struct executor *executor, int peer)
 {
     return segment_line(executor->site.segment, peer, executor->run.track);
 }
-/* True if the peer has arrived and its fingerprint is equal. */
+/* True if the peer has arrived and its fingerprint is equal. False: it has not arrived, or *status is set to
+   MISMATCH. */
 static inline bool peer_has_arrived_and_agrees(struct executor *executor, int peer, tutti_status *status)
 {
     if (!counter_is_reached_within(executor, peer, SEEN_COUNTER, counter_arrival(executor),
@@ -47,72 +50,77 @@ static inline bool peer_has_arrived_and_agrees(struct executor *executor, int pe
     *status = TUTTI_MISMATCH;
     return false;
 }
-/* A rank that reads a line just before its owner writes it takes the line away from the owner, and both wait for it
-   again. Ranks that arrive together announce together, and each sees the other's line some 10 ns later. So a rank whose
-   first read came too early delays it in the next operation, until one read in 64 is too early. If a long delay does
-   not help, the peer is late for other reasons: the rank then reads at once, and tries again AT_ONCE operations
-   later. */
-enum { STEP = 256, IN_VAIN = STEP / 4, LATEST = 80 * STEP, AT_ONCE = 1000 };
-static void first_poll_record_result(struct first_poll *f, bool in_vain)
+/* Why first polls are delayed: a rank that reads a line just before its owner writes it takes the line away from the
+   owner, and both wait for it again. Ranks that arrive together announce together, and each sees the other's line some
+   10 ns later. So a rank whose first read came too early delays it in the next operation, until one read in 64 is too
+   early. If a long delay does not help, the peer is late for other reasons: the rank then reads at once, and tries
+   again AT_ONCE operations later. */
+enum { STEP = 256, EARLY_ADDS = STEP / 4, MAX_DELAY = 80 * STEP, AT_ONCE = 1000 };
+/* Changes the delay: longer if the poll was too early, else a little shorter. A delay that has become too long is
+   dropped for AT_ONCE operations. */
+static void first_poll_record_result(struct first_poll *first_poll, bool was_early)
 {
-    if (in_vain) f->after += IN_VAIN;
-    else if (f->after) f->after--;
-    if (f->after >= LATEST) *f = (struct first_poll){ .at_once = AT_ONCE };
+    if (was_early) first_poll->delay += EARLY_ADDS;
+    else if (first_poll->delay) first_poll->delay--;
+    if (first_poll->delay >= MAX_DELAY) *first_poll = (struct first_poll){ .undelayed_count = AT_ONCE };
 }
-/* Delays the first poll of a tiny operation by the learned time, because an early poll takes the line from the peer
-   that is about to write it. */
+/* Waits for the learned delay before the first poll of a tiny operation, then records whether that poll was too
+   early. */
 static void executor_poll_first_peer(struct executor *executor)
 {
-    struct first_poll *f = &executor->first_poll;
+    struct first_poll *first_poll = &executor->first_poll;
     executor->run.first_poll_done = true;
-    if (executor->core_is_shared || (f->at_once && f->at_once--)) return;
-    cpu_spin_steps(f->after / STEP);
+    if (executor->core_is_shared || (first_poll->undelayed_count && first_poll->undelayed_count--)) return;
+    cpu_spin_steps(first_poll->delay / STEP);
     const struct line *line = executor_peer_line(executor, executor->site.index ? 0 : 1);
-    first_poll_record_result(f, atomic_load_explicit(&line->counter, memory_order_acquire) < counter_arrival(executor));
+    first_poll_record_result(first_poll,
+        atomic_load_explicit(&line->counter, memory_order_acquire) < counter_arrival(executor));
 }
-/* Prefetches a line of a peer that arrived first, because it may be some operations ahead. That is its next line, or a
-   later one if each line announces a slot that must be fetched too. */
+/* Prefetches a line of a peer that arrived before this rank, because the peer may be some operations ahead: its next
+   line, or a later one if each line announces a slot that must be fetched too. */
 static void executor_prefetch_peer_line(const struct executor *executor, int peer)
 {
-    int ahead = executor->run.cut->in_line ? 1 : 3;
+    int ahead = executor->run.cut->is_in_line ? 1 : 3;
     __builtin_prefetch(segment_line(executor->site.segment, peer, (executor->tracks.newest + ahead) % TRACKS));
 }
-/* Continues the roll call over all ranks of the host. False: one has not arrived, or `status` is set because it
-   disagrees. */
+/* Continues the roll call over all ranks of the host. True: all have arrived and agree. False: as
+   peer_has_arrived_and_agrees. */
 static inline bool roll_call_all_have_arrived(struct executor *executor, tutti_status *status)
 {
     if (!executor->run.first_poll_done) executor_poll_first_peer(executor);
-    for (; executor->run.roll < executor->site.ranks; executor->run.roll++)
-        if (executor->run.roll != executor->site.index
-            && !peer_has_arrived_and_agrees(executor, executor->run.roll, status))
+    for (; executor->run.next_awaited < executor->site.ranks; executor->run.next_awaited++)
+        if (executor->run.next_awaited != executor->site.index
+            && !peer_has_arrived_and_agrees(executor, executor->run.next_awaited, status))
             return false;
     return true;
 }
-/* Continues the roll call over the needed peers only (one-sided). False: see above. */
+/* Continues the roll call of a one-sided operation, over the needed peers only. True: they have arrived and agree, and
+   the next track is free. False: as peer_has_arrived_and_agrees. */
 __attribute__((noinline)) static bool roll_call_needed_have_arrived(struct executor *executor, tutti_status *status)
 {
     const struct program *program = executor->launch.program;
-    for (; executor->run.roll < program->needed.count; executor->run.roll++) {
-        int peer = site_index(&executor->site, program->needed.ranks[executor->run.roll]);
-        bool at_once = counter_is_reached(executor, peer, SEEN_COUNTER, counter_arrival(executor));
+    for (; executor->run.next_awaited < program->needed.count; executor->run.next_awaited++) {
+        int peer = site_index(&executor->site, program->needed.ranks[executor->run.next_awaited]);
+        bool had_arrived = counter_is_reached(executor, peer, SEEN_COUNTER, counter_arrival(executor));
         if (!peer_has_arrived_and_agrees(executor, peer, status)) return false;
-        if (at_once) executor_prefetch_peer_line(executor, peer);
+        if (had_arrived) executor_prefetch_peer_line(executor, peer);
     }
     if (program->needed.count < executor->site.ranks - 1) return tracks_next_is_free(executor, status);
     executor->tracks.joined = executor->operation + 1;
     return true;
 }
-/* After the roll call, peers read this rank's next line only once it is written for the next operation. So the rank
-   fetches that line for writing now. */
+/* Runs the roll call of the kind of the operation. After it, peers read this rank's next line only once it is written
+   for the next operation. So the rank fetches that line for writing now. */
 bool executor_poll_roll_call(struct executor *executor, tutti_status *status)
 {
     if (!(executor->run.one_sided ? roll_call_needed_have_arrived(executor, status)
                                   : roll_call_all_have_arrived(executor, status)))
         return false;
-    if (roll_call_is_refused(executor)) return false;
+    if (roll_call_has_failed(executor)) return false;
     cache_line_prefetch_write(&executor->site.lines[tracks_next(executor)]);
     return executor->run.arrived = true;
 }
+/* True if a local rank of this host has arrived in this operation. It reads the line once. */
 static bool peer_has_arrived(const struct executor *executor, int peer)
 {
     return peer == executor->site.index
@@ -134,19 +142,19 @@ bool executor_roll_call_is_complete(const struct executor *executor)
         if (!executor_rank_has_arrived(executor, program->needed.ranks[i])) return false;
     return program->needed.count == executor->site.ranks - 1 || tracks_next_may_be_free(executor);
 }
-/* Compares the last operation of this track. If it is not the running one, its line may be reused already, so its
-   declarations are compared. */
+/* Returns a rank that has called something else than this rank in the last operation of a track, or -1. If that is not
+   the running operation, its line may be reused already, so fingerprints of declarations are compared. */
 static int track_find_disagreement(const struct executor *executor, int track)
 {
     uint64_t operation = executor->tracks.last[track].number - 1;
-    bool runs = track == executor->run.track;
-    uint64_t mine =
-        runs ? executor->run.fingerprint : executor_declaration(executor, executor->site.index, operation)->fingerprint;
+    bool is_running = track == executor->run.track;
+    uint64_t own = is_running ? executor->run.fingerprint
+                              : executor_declaration(executor, executor->site.index, operation)->fingerprint;
     for (int peer = 0; peer < executor->site.ranks; peer++) {
         if (peer == executor->site.index || !track_is_reached_by_peer(executor, peer, track)) continue;
-        uint64_t its = runs ? executor_peer_line(executor, peer)->fingerprint
-                            : executor_declaration(executor, peer, operation)->fingerprint;
-        if (its != mine) return site_rank(&executor->site, peer);
+        uint64_t theirs = is_running ? executor_peer_line(executor, peer)->fingerprint
+                                     : executor_declaration(executor, peer, operation)->fingerprint;
+        if (theirs != own) return site_rank(&executor->site, peer);
     }
     return -1;
 }
@@ -170,12 +178,13 @@ int executor_find_disagreement(const struct executor *executor, uint64_t *out)
 bool executor_core_is_wanted(struct executor *executor)
 {
     uint32_t core = wait_core();
-    if (atomic_load_explicit(&executor->site.mine->core, memory_order_relaxed) != core)
-        atomic_store_explicit(&executor->site.mine->core, core, memory_order_relaxed);
+    if (atomic_load_explicit(&executor->site.own_control->core, memory_order_relaxed) != core)
+        atomic_store_explicit(&executor->site.own_control->core, core, memory_order_relaxed);
     executor->core_is_shared = false;
     for (int peer = 0; core && peer < executor->site.ranks; peer++) {
-        const struct control *c = segment_control(executor->site.segment, peer);
-        if (peer == executor->site.index || atomic_load_explicit(&c->core, memory_order_relaxed) != core) continue;
+        const struct control *control = segment_control(executor->site.segment, peer);
+        if (peer == executor->site.index || atomic_load_explicit(&control->core, memory_order_relaxed) != core)
+            continue;
         executor->core_is_shared = true;
         if (executor->run.arrived || !peer_has_arrived(executor, peer)) return true;
     }

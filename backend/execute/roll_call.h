@@ -2,8 +2,8 @@
 #pragma once
 #include "backend/execute/execute.h"
 
-/* Hashes the declaration, including its sequence number. */
+/* Sets run.fingerprint: a hash of the declaration with its sequence number, and of earlier one-sided operations. */
 void executor_make_fingerprint(struct executor *executor);
-/* True if all ranks that this one awaits have arrived (tracks.h). *status is MISMATCH if one of them has called
-   something else. */
+/* True if all ranks that this one awaits have arrived (tracks.h) and agree. False: one has not arrived, the operation
+   has failed on this host, or *status is set to MISMATCH because one has called something else. */
 bool executor_poll_roll_call(struct executor *executor, tutti_status *status);

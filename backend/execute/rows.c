@@ -9,16 +9,17 @@
 #include <string.h>
 
 /* ---- what ranks must agree on ---- */
+/* The bits of rows_encode_bits, above the epsilon and below the columns. */
 enum { CENTRED, WEIGHT, BIAS, RESIDUAL, MINE_ALONE, FLAGS };
 uint64_t rows_encode_bits(const struct rows *rows)
 {
-    const struct norm *n = &rows->norm;
+    const struct norm *norm = &rows->norm;
     uint32_t epsilon;
-    memcpy(&epsilon, &n->epsilon, sizeof epsilon);
-    uint64_t flags = (uint64_t)n->centred << CENTRED | (uint64_t)(n->weight != NULL) << WEIGHT
-        | (uint64_t)(n->bias != NULL) << BIAS | (uint64_t)(rows->residual != NULL) << RESIDUAL
+    memcpy(&epsilon, &norm->epsilon, sizeof epsilon);
+    uint64_t flags = (uint64_t)norm->centred << CENTRED | (uint64_t)(norm->weight != NULL) << WEIGHT
+        | (uint64_t)(norm->bias != NULL) << BIAS | (uint64_t)(rows->residual != NULL) << RESIDUAL
         | (uint64_t)rows->own_rows_only << MINE_ALONE;
-    return ((uint64_t)n->columns << FLAGS | flags) << 32 | epsilon;
+    return ((uint64_t)norm->columns << FLAGS | flags) << 32 | epsilon;
 }
 void rows_format_bits(uint64_t bits, char *out, size_t bytes)
 {
@@ -40,7 +41,7 @@ void rows_format_bits(uint64_t bits, char *out, size_t bytes)
 bool rows_fit_into_slots(const struct executor *executor, const struct program *program, size_t row_bytes)
 {
     size_t chunks = (size_t)program->schedule->chunks[SCRATCH];
-    return row_bytes * chunks * (size_t)program->plan->slots <= slots_most_bytes(executor);
+    return row_bytes * chunks * (size_t)program->plan->slots <= slots_max_bytes(executor);
 }
 /* If each rank sums everything, each can normalise all rows early. If each rank sums some rows for all, it can
    normalise them early only if it alone keeps their residuals. */
@@ -53,7 +54,7 @@ bool rows_are_normalised_early(const struct executor *executor)
     return plan->algorithm->host_memory && executor->launch.program->schedule->cut == 1
         && rows_fit_into_slots(executor, executor->launch.program, rows->row_bytes);
 }
-/* Returns which destination of the step lies in this rank's OUTPUT. */
+/* Returns the index of the step's target that lies in this rank's OUTPUT. */
 static int step_index_of_own_output(const struct executor *executor, const struct step *step)
 {
     const struct span *to = step_to(executor->launch.program->schedule, step);
@@ -63,6 +64,7 @@ static int step_index_of_own_output(const struct executor *executor, const struc
     assert(false);
     return 0;
 }
+/* Returns the residual of the row at a byte offset of OUTPUT, or NULL. */
 static char *rows_residual_at_offset(const struct executor *executor, size_t offset)
 {
     const struct rows *rows = executor->launch.rows;
@@ -75,15 +77,15 @@ void rows_normalise_sum(const struct executor *executor, const struct step *step
     const struct launch *launch = &executor->launch;
     const struct rows *rows = launch->rows;
     const void **source = launch->program->piece.from;
-    int mine = step_index_of_own_output(executor, step);
-    char *residual = rows_residual_at_offset(executor, (size_t)((char *)to[mine] - (char *)launch->output));
+    int own = step_index_of_own_output(executor, step);
+    char *residual = rows_residual_at_offset(executor, (size_t)((char *)to[own] - (char *)launch->output));
     memmove(source, from, (size_t)step->from_count * sizeof *source);
     for (size_t at = 0; at < part->bytes; at += rows->row_bytes) {
-        void *row = (char *)to[mine] + at;
+        void *row = (char *)to[own] + at;
         launch->reduce(&row, 1, source, step->from_count, rows->norm.columns, 1);
         rows->function(&rows->norm, row, residual ? residual + at : NULL, 1);
         for (int k = 0; k < step->to_count; k++)
-            if (k != mine) memcpy((char *)to[k] + at, row, rows->row_bytes);
+            if (k != own) memcpy((char *)to[k] + at, row, rows->row_bytes);
         for (int k = 0; k < step->from_count; k++) source[k] = (const char *)source[k] + rows->row_bytes;
     }
 }

@@ -20,9 +20,9 @@ struct rows {
     bool own_rows_only;
 };
 enum { ROWS_MOST_COLUMNS = (1 << 24) - 1 };
-/* Packs everything on which ranks must agree into one number. */
+/* Packs everything on which ranks must agree into one number: columns, epsilon, and which arrays are given. */
 uint64_t rows_encode_bits(const struct rows *rows);
-/* Formats such a number as in "RMSNorm of rows of 4096, epsilon 1e-06". */
+/* Formats the number of rows_encode_bits as in "RMSNorm of rows of 4096, epsilon 1e-06". */
 void rows_format_bits(uint64_t bits, char *out, size_t bytes);
 /* True if a row of each chunk fits into the slots of this program. */
 bool rows_fit_into_slots(const struct executor *executor, const struct program *program, size_t row_bytes);

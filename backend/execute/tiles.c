@@ -11,12 +11,14 @@
 enum { LARGE_BYTES = 64 << 10 };
 
 /* ---- one step ---- */
+/* Returns the transfer of a step that is a message, in the slot of a tile. */
 static struct transfer *tile_get_transfer(const struct executor *executor, int tile, int step)
 {
     return &executor->launch.program
                 ->transfers[executor_slot_of_tile(executor, tile) * executor->launch.program->schedule->step_count
                     + step];
 }
+/* True if the peer has reached the position of the wait in a tile. */
 static bool wait_is_reached(struct executor *executor, const struct wait *wait, int tile)
 {
     return counter_is_reached(executor, site_index(&executor->site, wait->rank), counter_index_of_tile(executor, tile),
@@ -30,8 +32,8 @@ static bool wait_is_reached_in_slots(struct executor *executor, const struct wai
         if (!wait_is_reached(executor, wait, tile)) return false;
     return true;
 }
-/* True if the message is complete. Records its failure in the run. */
-static bool transfer_is_done(struct executor *executor, const struct transfer *transfer)
+/* True if the message is complete. A failed message is not; its failure is recorded in the run. */
+static bool transfer_is_complete(struct executor *executor, const struct transfer *transfer)
 {
     if (transfer->state == TRANSFER_FAILED) {
         executor->run.message_status = transfer->status;
@@ -44,19 +46,20 @@ static bool wait_is_met(struct executor *executor, const struct wait *wait, int 
 {
     int slots = executor->launch.program->plan->slots;
     if (wait->rank == executor->site.rank)
-        return transfer_is_done(executor, tile_get_transfer(executor, tile, wait->step));
+        return transfer_is_complete(executor, tile_get_transfer(executor, tile, wait->step));
     if (wait->lag == EVERY_TILE) return wait_is_reached_in_slots(executor, wait);
     if (wait->lag == SAME_TILE) return wait_is_reached(executor, wait, tile);
     return tile < slots || wait_is_reached(executor, wait, tile - slots);
 }
-/* True if the step may run in this tile: past the prelude the roll call must be over. `status`: its error. */
+/* True if the step may run in this tile: its waits are met and, past the prelude, the roll call is over. *status: as
+   executor_poll_roll_call. */
 static bool step_is_ready(struct executor *executor, int step, int tile, tutti_status *status)
 {
     const struct schedule *schedule = executor->launch.program->schedule;
-    const struct step *t = &schedule->steps[step];
+    const struct step *checked = &schedule->steps[step];
     if (step >= schedule->prelude && !executor->run.arrived && !executor_poll_roll_call(executor, status)) return false;
-    for (int w = 0; w < t->wait_count; w++)
-        if (!wait_is_met(executor, &schedule->waits[t->wait + w], tile)) return false;
+    for (int w = 0; w < checked->wait_count; w++)
+        if (!wait_is_met(executor, &schedule->waits[checked->wait + w], tile)) return false;
     return true;
 }
 /* Posts the send or receive of a step in a tile to the router. */
@@ -64,37 +67,38 @@ static void step_post_message(struct executor *executor, int step, int tile)
 {
     struct program *program = executor->launch.program;
     const struct schedule *schedule = program->schedule;
-    const struct step *t = &schedule->steps[step];
+    const struct step *message = &schedule->steps[step];
     struct piece *pieces =
         &program->pieces[executor_slot_of_tile(executor, tile) * program->piece_count + program->piece_at[step]];
-    int n = 0;
-    for (int span = 0; span < t->from_count + t->to_count; span++)
-        for (int i = 0; i < schedule->spans[t->span + span].count; i++)
-            pieces[n++] = bind_locate_chunk(executor, &schedule->spans[t->span + span], i, tile);
+    int count = 0;
+    for (int span = 0; span < message->from_count + message->to_count; span++)
+        for (int i = 0; i < schedule->spans[message->span + span].count; i++)
+            pieces[count++] = bind_locate_chunk(executor, &schedule->spans[message->span + span], i, tile);
     struct transfer *transfer = tile_get_transfer(executor, tile, step);
-    *transfer =
-        (struct transfer){ .name = { executor_message_name(executor), (uint64_t)tile << 32 | (uint32_t)t->number },
-            .peer = t->peer,
-            .is_send = t->kind == SEND,
-            .pieces = pieces,
-            .piece_count = n };
+    *transfer = (struct transfer){ .name = { executor_message_name(executor),
+                                       (uint64_t)tile << 32 | (uint32_t)message->number },
+        .peer = message->peer,
+        .is_send = message->kind == SEND,
+        .pieces = pieces,
+        .piece_count = count };
     router_post(executor->site.router, transfer);
 }
-/* False: see bind_compute_step. */
+/* Does a step of a tile, and publishes its position if a peer awaits it. False: see bind_compute_step. */
 static bool step_perform_and_publish(struct executor *executor, int step, int tile)
 {
-    const struct step *t = &executor->launch.program->schedule->steps[step];
-    if (t->kind == WORK && !bind_compute_step(executor, t, tile)) return false;
-    executor->moves++;
-    if (step_is_message(t)) step_post_message(executor, step, tile);
-    if (step_publishes(t, tile, executor->run.cut->tiles, executor->launch.program->plan->slots))
+    const struct step *performed = &executor->launch.program->schedule->steps[step];
+    if (performed->kind == WORK && !bind_compute_step(executor, performed, tile)) return false;
+    executor->steps_done++;
+    if (step_is_message(performed)) step_post_message(executor, step, tile);
+    if (step_publishes(performed, tile, executor->run.cut->tiles, executor->launch.program->plan->slots))
         executor_publish_counter(executor, counter_index_of_tile(executor, tile),
             counter_position(executor, tile, step));
     return true;
 }
 
 /* ---- many tiles ---- */
-/* Steps that feed the network come first (0), then steps that a peer of this host waits for, then all others. */
+/* Returns the rank of a step in the order of urgency: 0: from the first message to behind the last; 1: a peer of this
+   host waits for it; 2: all others. */
 static int step_urgency(const struct schedule *schedule, int step)
 {
     if (schedule->first_message >= 0 && step >= schedule->first_message && step <= schedule->last_message + 1) return 0;
@@ -106,32 +110,36 @@ static int schedule_count_tile_steps(const struct schedule *schedule)
     return schedule->step_count && schedule->steps[schedule->step_count - 1].kind == LEAVE ? schedule->step_count - 1
                                                                                            : schedule->step_count;
 }
-/* Small operations end before others could defer to them. */
+/* True if the operation is large enough to take part in precedence. Small ones end before others could defer to
+   them. */
 static bool operation_is_large(const struct executor *executor)
 {
     return executor->run.cut->tiles > 1 || executor->launch.part_bytes >= LARGE_BYTES;
 }
-/* True if a more urgent operation moves, so that one tile at a time is enough here. The end of that operation rings no
-   bell, so `soon` keeps the next sleep short. */
+/* True if an operation of a higher priority moves, so that this one must have only one tile in flight. The end of that
+   operation rings no bell, so `soon` keeps the next sleep short. */
 static bool operation_defers_tiles(struct executor *executor)
 {
     bool deferred = operation_is_large(executor) && precedence_must_defer(router_priority(executor->site.router));
     executor->blocked.soon |= deferred;
     return deferred;
 }
-/* Runs the most urgent step that can run, and among equals the oldest tile's. NULL: all tiles are blocked. */
+/* Runs the most urgent step that is ready, and among equals the oldest tile's. Returns the step; NULL: no step is
+   ready, or a tensor of a peer could not be read. */
 static const struct step *tiles_run_urgent_step(struct executor *executor, tutti_status *status)
 {
     const struct schedule *schedule = executor->launch.program->schedule;
-    int end = schedule_count_tile_steps(schedule), window = executor->run.low + executor->launch.program->plan->slots;
-    for (int wanted = schedule->first_message >= 0 ? 0 : 1; wanted <= 2; wanted++)
-        for (int tile = executor->run.low; tile < executor->run.cut->tiles && tile < window; tile++) {
-            int *pc = &executor->run.pc[executor_slot_of_tile(executor, tile)];
-            if (*pc == end || step_urgency(schedule, *pc) != wanted || !step_is_ready(executor, *pc, tile, status))
+    int end = schedule_count_tile_steps(schedule),
+        window = executor->run.oldest_tile + executor->launch.program->plan->slots;
+    for (int urgency = schedule->first_message >= 0 ? 0 : 1; urgency <= 2; urgency++)
+        for (int tile = executor->run.oldest_tile; tile < executor->run.cut->tiles && tile < window; tile++) {
+            int *next = &executor->run.next_step[executor_slot_of_tile(executor, tile)];
+            if (*next == end || step_urgency(schedule, *next) != urgency
+                || !step_is_ready(executor, *next, tile, status))
                 continue;
-            if (*pc == 0 && tile > executor->run.low && operation_defers_tiles(executor)) continue;
-            if (!step_perform_and_publish(executor, *pc, tile)) return NULL;
-            return &schedule->steps[(*pc)++];
+            if (*next == 0 && tile > executor->run.oldest_tile && operation_defers_tiles(executor)) continue;
+            if (!step_perform_and_publish(executor, *next, tile)) return NULL;
+            return &schedule->steps[(*next)++];
         }
     return NULL;
 }
@@ -139,31 +147,33 @@ static const struct step *tiles_run_urgent_step(struct executor *executor, tutti
 static bool tile_is_over(struct executor *executor, int tile)
 {
     const struct schedule *schedule = executor->launch.program->schedule;
-    if (executor->run.pc[executor_slot_of_tile(executor, tile)] < schedule_count_tile_steps(schedule)) return false;
+    if (executor->run.next_step[executor_slot_of_tile(executor, tile)] < schedule_count_tile_steps(schedule))
+        return false;
     for (int step = schedule->first_message; step >= 0 && step <= schedule->last_message; step++)
         if (step_is_message(&schedule->steps[step])
-            && !transfer_is_done(executor, tile_get_transfer(executor, tile, step)))
+            && !transfer_is_complete(executor, tile_get_transfer(executor, tile, step)))
             return false;
     return true;
 }
-/* Posts all possible messages before it polls the network, so that peers receive them while bytes arrive. It is not
-   inlined, because it would slow down the path of one tile. */
+/* Runs steps and polls the network until nothing moves. Posts all possible messages before it polls the network, so
+   that peers receive them while bytes arrive. It is not inlined, because it would slow down the path of one tile. */
 __attribute__((noinline)) tutti_status executor_run_tiles(struct executor *executor)
 {
     const struct schedule *schedule = executor->launch.program->schedule;
     int priority = operation_is_large(executor) ? router_priority(executor->site.router) : 0;
     tutti_status status = TUTTI_IN_PROGRESS;
-    while (executor->run.low < executor->run.cut->tiles) {
+    while (executor->run.oldest_tile < executor->run.cut->tiles) {
         const struct step *done = tiles_run_urgent_step(executor, &status);
-        bool moved = done, counter_polls = !done || (!step_is_message(done) && executor->run.cut->tiles > 1),
-             came = false;
-        if (counter_polls && schedule->first_message >= 0) came = router_poll(executor->site.router);
-        for (; executor->run.low < executor->run.cut->tiles && tile_is_over(executor, executor->run.low);
-            executor->run.low++, moved = true)
-            executor->run.pc[executor_slot_of_tile(executor, executor->run.low)] = 0;
-        /* `came` does not count here, because the bytes may be another communicator's. */
+        bool moved = done, polls_network = !done || (!step_is_message(done) && executor->run.cut->tiles > 1),
+             has_received = false;
+        if (polls_network && schedule->first_message >= 0) has_received = router_poll(executor->site.router);
+        for (;
+            executor->run.oldest_tile < executor->run.cut->tiles && tile_is_over(executor, executor->run.oldest_tile);
+            executor->run.oldest_tile++, moved = true)
+            executor->run.next_step[executor_slot_of_tile(executor, executor->run.oldest_tile)] = 0;
+        /* has_received does not count here, because the bytes may be another communicator's. */
         if (moved && priority) precedence_record_progress(priority, false);
-        if (!(moved | came) || status != TUTTI_IN_PROGRESS) return status;
+        if (!(moved | has_received) || status != TUTTI_IN_PROGRESS) return status;
     }
     if (priority) precedence_record_progress(priority, true);
     if (!executor->run.arrived && !executor_poll_roll_call(executor, &status)) return status;

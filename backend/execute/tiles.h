@@ -2,5 +2,5 @@
 #pragma once
 #include "backend/execute/execute.h"
 
-/* Runs the operation as far as it gets. Returns IN_PROGRESS, OK, or MISMATCH. */
+/* Runs the operation up to unmet waits (IN_PROGRESS) or its end (OK). MISMATCH: a rank has called something else. */
 tutti_status executor_run_tiles(struct executor *executor);

@@ -5,10 +5,11 @@
 #include "backend/execute/counters.h"
 #include <assert.h>
 
+/* Returns the number of the running operation, from 1. */
 static uint64_t executor_operation_number(const struct executor *executor) { return executor->operation + 1; }
 void tracks_enter_operation(struct executor *executor)
 {
-    executor->run.track = executor->tracks.at;
+    executor->run.track = executor->tracks.next;
     executor->run.parity = (int)(executor->tracks.turn & 1);
 }
 void tracks_record_arrival(struct executor *executor)
@@ -23,18 +24,18 @@ int tracks_next(const struct executor *executor)
 }
 void tracks_end_operation(struct executor *executor)
 {
-    struct tracks *l = &executor->tracks;
+    struct tracks *tracks = &executor->tracks;
     if (!executor->run.one_sided) {
-        l->at = l->other;
-        l->other = executor->run.track;
-        l->joined = executor_operation_number(executor);
-        l->turn++;
+        tracks->next = tracks->other;
+        tracks->other = executor->run.track;
+        tracks->joined = executor_operation_number(executor);
+        tracks->turn++;
         return;
     }
-    l->other = l->newest;
-    l->at = l->newest = tracks_next(executor);
-    l->one_sided_hash = (l->one_sided_hash ^ executor->run.fingerprint) * 0x9e3779b97f4a7c15u;
-    l->one_sided_hash ^= l->one_sided_hash >> 32;
+    tracks->other = tracks->newest;
+    tracks->next = tracks->newest = tracks_next(executor);
+    tracks->one_sided_hash = (tracks->one_sided_hash ^ executor->run.fingerprint) * 0x9e3779b97f4a7c15u;
+    tracks->one_sided_hash ^= tracks->one_sided_hash >> 32;
 }
 
 /* ---- is the next one free? ---- */
@@ -43,7 +44,8 @@ bool track_is_reached_by_peer(const struct executor *executor, int peer, int tra
     const struct line *line = segment_line(executor->site.segment, peer, track);
     return peer == executor->site.index || atomic_load(&line->counter) > executor->tracks.last[track].base;
 }
-/* Returns the track of the operation in which all ranks must have arrived; -1: all are known to have. */
+/* Returns the track of the operation in which all ranks must have arrived, so that the next track is free; -1: it is
+   known to be free. */
 static int tracks_find_awaited(const struct executor *executor)
 {
     uint64_t used = executor->tracks.last[tracks_next(executor)].number;
@@ -61,13 +63,13 @@ bool tracks_next_is_free(struct executor *executor, tutti_status *status)
     int track = tracks_find_awaited(executor);
     if (track < 0) return true;
     uint64_t arrived = executor->tracks.last[track].base + 1, wanted = executor->tracks.last[track].number;
-    uint64_t mine = executor_declaration(executor, executor->site.index, wanted - 1)->fingerprint;
+    uint64_t own = executor_declaration(executor, executor->site.index, wanted - 1)->fingerprint;
     for (int peer = 0; peer < executor->site.ranks; peer++) {
         if (peer == executor->site.index) continue;
         if (executor->seen[peer][SEEN_COUNTER] < arrived
             && !track_poll_peer(executor, peer, track, arrived, executor_poll_limit(executor)))
             return false;
-        if (executor_declaration(executor, peer, wanted - 1)->fingerprint == mine) continue;
+        if (executor_declaration(executor, peer, wanted - 1)->fingerprint == own) continue;
         *status = TUTTI_MISMATCH;
         return false;
     }

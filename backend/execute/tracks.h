@@ -17,9 +17,9 @@
  *   2. Ranks that have come to the same operation agree on its track, its positions, and its turn (of counts and large
  *      slots), even if they have disagreed before. A rank that disagrees on the kind of an operation that awaits all
  *      stays in it, and all one-sided operations take equally many positions.
- *   3. A fingerprint covers all earlier one-sided operations (the trail). So a rank that reads a peer's fingerprint
- *      finds an earlier disagreement. A rank that continues has read all fingerprints at most TRACKS operations ago.
- *      Declarations last twice as long, so the first one that differs is still readable. */
+ *   3. A fingerprint covers all earlier one-sided operations (one_sided_hash). So a rank that reads a peer's
+ *      fingerprint finds an earlier disagreement. A rank that continues has read all fingerprints at most TRACKS
+ *      operations ago. Declarations last twice as long, so the first one that differs is still readable. */
 #pragma once
 #include "backend/execute/execute.h"
 
@@ -28,16 +28,16 @@ enum { TRACK_POSITIONS = 1024 };
 
 /* Sets the track and the turn of the operation that begins. */
 void tracks_enter_operation(struct executor *executor);
-/* Records that the operation is announced now. */
+/* Records the number and the base of the operation in its track. */
 void tracks_record_arrival(struct executor *executor);
 /* Returns the track of the next operation. */
 int tracks_next(const struct executor *executor);
 /* In a one-sided operation: true if all ranks have left the last operation of the next track. *status is MISMATCH if
    one of them has called something else. */
 bool tracks_next_is_free(struct executor *executor, tutti_status *status);
-/* Answers the same question without recording what it waits for or what it finds. */
+/* Returns the answer of tracks_next_is_free without comparing fingerprints, recording or adding a wait. */
 bool tracks_next_may_be_free(const struct executor *executor);
 /* True if the peer has arrived in the last operation of the track. */
 bool track_is_reached_by_peer(const struct executor *executor, int peer, int track);
-/* Ends the operation. */
+/* Ends the operation: chooses the track of the next one. */
 void tracks_end_operation(struct executor *executor);

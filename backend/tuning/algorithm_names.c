@@ -12,6 +12,8 @@ const char *algorithm_name_at_index(const char *collective, int index)
             return algorithm->name;
     return NULL;
 }
+/* For settings_find_nearest: names of algorithms of a collective (its name), or of all collectives; NULL after the
+   last. */
 static const char *algorithm_next_name(void *collective, int index)
 {
     return algorithm_name_at_index(collective, index);
@@ -21,19 +23,20 @@ static const char *collective_next_name(void *unused, int index)
     (void)unused;
     return index < COLLECTIVE_COUNT ? collective_name((enum collective)index) : NULL;
 }
-static tutti_status name_fail_unknown(const char *what, const char *name, const char *near)
+/* Fails because `name` is unknown. what: what it should name; near: the nearest known name, or NULL. */
+static tutti_status name_fail_unknown(const char *what, const char *name, const char *nearest)
 {
-    return status_fail(TUTTI_INVALID_ARGUMENT, "unknown %s \"%s\"%s%s%s", what, name, near ? ", did you mean \"" : "",
-        near ? near : "", near ? "\"?" : "");
+    return status_fail(TUTTI_INVALID_ARGUMENT, "unknown %s \"%s\"%s%s%s", what, name,
+        nearest ? ", did you mean \"" : "", nearest ? nearest : "", nearest ? "\"?" : "");
 }
 tutti_status algorithm_find_by_name(const char *collective, const char *name, const struct algorithm **out)
 {
-    int f = 0;
-    while (f < COLLECTIVE_COUNT && strcmp(collective_name((enum collective)f), collective) != 0) f++;
-    if (f == COLLECTIVE_COUNT)
+    int number = 0;
+    while (number < COLLECTIVE_COUNT && strcmp(collective_name((enum collective)number), collective) != 0) number++;
+    if (number == COLLECTIVE_COUNT)
         return name_fail_unknown("collective", collective,
             settings_find_nearest(collective, collective_next_name, NULL));
-    const struct algorithm *found = collectives_find_algorithm((enum collective)f, name);
+    const struct algorithm *found = collectives_find_algorithm((enum collective)number, name);
     if (!found) {
         char what[64];
         snprintf(what, sizeof what, "%s algorithm", collective);

@@ -28,7 +28,7 @@ static const double WORTH_IT = 0.97;
 static const double READING_IS_WORTH_IT = 0.85, READING_ONE_WAY_IS_WORTH_IT = 0.65;
 /* A measurement changes a cost by at most this factor. */
 static const double MOST_SCALED = 4;
-/* The highest cost of looking first, relative to an operation on private tensors. */
+/* The highest cost of late selection, relative to an operation on private tensors. */
 static const double LOOK_COSTS = 0.05;
 
 size_t size_floor_half_octave(size_t bytes)
@@ -39,42 +39,48 @@ size_t size_floor_half_octave(size_t bytes)
 }
 
 /* ---- predicted costs ---- */
-/* For many ranks a plan of fewer ranks is predicted. It has fewer ranks on each host, because what hosts send depends
-   little on how many ranks share it, and then fewer hosts. */
-static int layout_most_sampled(const struct layout *layout)
+/* Returns the largest number of ranks whose plans are predicted. For larger groups a plan of fewer ranks is predicted.
+   It has fewer ranks on each host, because what hosts send depends little on how many ranks share it, and then fewer
+   hosts. */
+static int layout_max_sampled_ranks(const struct layout *layout)
 {
     return layout->hosts > 1 ? RANKS_TO_PREDICT : RANKS_OF_HOST_TO_PREDICT;
 }
-static bool layout_needs_sample(const struct layout *layout) { return layout->ranks > layout_most_sampled(layout); }
-/* Makes a smaller layout with the same structure, for which plans are predicted instead of the group's. */
+static bool layout_needs_sample(const struct layout *layout)
+{
+    return layout->ranks > layout_max_sampled_ranks(layout);
+}
+/* Sets chooser->sample, a smaller layout with the same structure, for which plans are predicted instead of the
+   group's. */
 static tutti_status chooser_make_sample(struct chooser *chooser)
 {
-    int host[RANKS_OF_HOST_TO_PREDICT], ranks = 0, most = layout_most_sampled(chooser->layout);
-    int hosts = chooser->layout->hosts < most ? chooser->layout->hosts : most;
+    int host[RANKS_OF_HOST_TO_PREDICT], ranks = 0, max_ranks = layout_max_sampled_ranks(chooser->layout);
+    int hosts = chooser->layout->hosts < max_ranks ? chooser->layout->hosts : max_ranks;
     if (chooser->sample) return TUTTI_OK;
     for (int h = 0; h < hosts; h++)
-        for (int i = 0; i < layout_host_size(chooser->layout, h) && i < most / hosts; i++) host[ranks++] = h;
+        for (int i = 0; i < layout_host_size(chooser->layout, h) && i < max_ranks / hosts; i++) host[ranks++] = h;
     return layout_create(host, ranks, &chooser->sample);
 }
-/* Open tensors that are not read are staged, like private ones. */
-static enum placement_kind placement_for_cost(enum placement_kind p, bool reads)
+/* Returns the placement for the prediction: open tensors that are not read are staged, like private ones. */
+static enum placement_kind placement_for_cost(enum placement_kind kind, bool reads)
 {
-    return placement_is_open(p) && !reads ? TENSORS_PRIVATE : p;
+    return placement_is_open(kind) && !reads ? TENSORS_PRIVATE : kind;
 }
-/* Returns the plan that stands for `algorithm` with tensors in `placement`, from the cache. */
+/* Finds or builds the plan of an algorithm for a layout with tensors in `placement`. */
 static tutti_status chooser_plan_for_layout(struct chooser *chooser, const struct layout *layout,
     const struct algorithm *algorithm, enum placement_kind placement, const struct plan **out)
 {
-    bool apart =
+    bool is_apart =
         placement == TENSORS_SHARED_APART || placement == TENSORS_OPEN_APART || algorithm->collective == ALL_TO_ALL;
     struct plan key = { .algorithm = algorithm,
         .layout = layout,
         .slots = SLOTS_TO_PREDICT,
-        .in_place = apart ? NULL : mask_all,
+        .in_place = is_apart ? NULL : mask_all,
         .shared = placement_is_shared(placement) ? mask_all : NULL,
         .can_read_private = placement_is_open(placement) };
     return plan_cache_get(chooser->cache, &key, out);
 }
+/* Finds or builds the plan that is predicted for an algorithm: for the sample if the group is too large. */
 static tutti_status chooser_plan_algorithm(struct chooser *chooser, const struct algorithm *algorithm,
     enum placement_kind placement, const struct plan **out)
 {
@@ -82,19 +88,21 @@ static tutti_status chooser_plan_algorithm(struct chooser *chooser, const struct
     return chooser_plan_for_layout(chooser, chooser->sample ? chooser->sample : chooser->layout, algorithm, placement,
         out);
 }
-/* Returns the share of the cores that belongs to a plan of fewer ranks. */
+/* Returns the number of cores for the prediction of a plan: with fewer ranks than the group, their share. */
 static int chooser_cores_of_plan(const struct chooser *chooser, const struct plan *plan)
 {
     return (chooser->cores * plan->layout->largest + chooser->layout->largest - 1) / chooser->layout->largest;
 }
+/* Returns the machine with the cost of a byte that the kernel reads multiplied by `scale`. */
 static struct machine machine_scale_reading(const struct machine *machine, double scale)
 {
-    struct machine m = *machine;
-    m.fetch *= scale;
-    m.lost_fetch *= scale;
-    return m;
+    struct machine scaled = *machine;
+    scaled.fetch *= scale;
+    scaled.lost_fetch *= scale;
+    return scaled;
 }
-/* Computes the cost of the exchange that the probe measures, between two ranks. */
+/* Computes the cost of the exchange that the probe measures: two ranks send each other `part` bytes, by kernel reads or
+   through slots. scale: as machine_scale_reading. */
 static tutti_status chooser_cost_exchange(struct chooser *chooser, size_t part, double scale, bool reads, double *out)
 {
     const struct algorithm *algorithm = collectives_table;
@@ -107,9 +115,11 @@ static tutti_status chooser_cost_exchange(struct chooser *chooser, size_t part, 
         &plan));
     return plan_choose_tile(plan, &machine, 2 * part, 2, &cutting, out);
 }
-/* Machines differ by a factor of two in how well the two copies of staging overlap, and in what pages cost the kernel.
-   That is more than the costs of staging and reading differ. So the probe measures exchanges of two sizes in both ways
-   (`one_copy`), and these correct the cost of a byte that the kernel reads. */
+/* Sets *out to the factor that corrects the cost of a byte that the kernel reads, for exchanges of `part` bytes, if it
+   is 0. measured: the measured time by reads divided by that through slots. Machines differ by a factor of two in how
+   well the two copies of staging overlap, and in what pages cost the kernel. That is more than the costs of staging and
+   reading differ. So the probe measures exchanges of two sizes in both ways (`one_copy`), and these correct the cost of
+   a byte that the kernel reads. */
 static tutti_status chooser_calibrate_reading(struct chooser *chooser, size_t part, double measured, double *out)
 {
     double staged, read, calls;
@@ -121,30 +131,34 @@ static tutti_status chooser_calibrate_reading(struct chooser *chooser, size_t pa
     *out = fmin(fmax((measured * staged - calls) / (read - calls), 1 / MOST_SCALED), MOST_SCALED);
     return TUTTI_OK;
 }
-/* All bytes come from one rank, or go to one. Two cores copy a byte that is staged there, and one core copies a byte
-   that is read. */
-static bool collective_is_one_way(enum collective f) { return f == BROADCAST || f == REDUCE || f == GATHER; }
-/* Returns the machine with the cost of kernel reads calibrated for messages of this size. */
+/* True if all bytes come from one rank, or go to one. Two cores copy a byte that is staged there, and one core copies a
+   byte that is read. */
+static bool collective_is_one_way(enum collective collective)
+{
+    return collective == BROADCAST || collective == REDUCE || collective == GATHER;
+}
+/* Sets *out to the machine with the cost of kernel reads calibrated for messages of this size. */
 static tutti_status chooser_scale_machine(struct chooser *chooser, const struct question *question, bool reads,
     struct machine *out)
 {
     *out = chooser->machine;
     if (!reads || collective_is_one_way(question->collective)) return TUTTI_OK;
     double part = (double)question->message_bytes / chooser->layout->largest,
-           much = log2(part / LITTLE) / log2(MUCH / LITTLE);
+           large_share = log2(part / LITTLE) / log2(MUCH / LITTLE);
     TRY(chooser_calibrate_reading(chooser, LITTLE, chooser->machine.one_copy, &chooser->reading_scale[0]));
     TRY(chooser_calibrate_reading(chooser, MUCH, chooser->machine.lost_one_copy, &chooser->reading_scale[1]));
-    much = fmin(fmax(much, 0), 1);
+    large_share = fmin(fmax(large_share, 0), 1);
     *out = machine_scale_reading(&chooser->machine,
-        (1 - much) * chooser->reading_scale[0] + much * chooser->reading_scale[1]);
+        (1 - large_share) * chooser->reading_scale[0] + large_share * chooser->reading_scale[1]);
     return TUTTI_OK;
 }
-/* Returns the cost of offering tensors: a rank asks the kernel twice whether others could read them. */
+/* Returns the ns of offering tensors to peers that read: a rank asks the kernel twice whether others could read
+   them. */
 static double chooser_cost_offer(const struct chooser *chooser, bool reads)
 {
     return reads ? 2 * chooser->machine.reading : 0;
 }
-/* Computes the best tile and the cost in ns of one algorithm for a question. */
+/* Computes the choice with one algorithm: its best tile, its slots and its cost in ns. */
 static tutti_status chooser_cost_candidate(struct chooser *chooser, const struct question *question,
     const struct algorithm *algorithm, bool reads, struct choice *out)
 {
@@ -163,8 +177,8 @@ static tutti_status chooser_cost_candidate(struct chooser *chooser, const struct
         .reads_private = reads };
     return TUTTI_OK;
 }
-/* In an all-to-all only two ranks know what they exchange. The slots of one host would cut a hierarchical one, while
-   the other host would not cut it. */
+/* Over several hosts a hierarchical all-to-all needs equal counts. Only two ranks know what they exchange there. The
+   slots of one host would cut a hierarchical one, while the other host would not cut it. */
 bool algorithm_takes_uneven(const struct layout *layout, const struct algorithm *algorithm)
 {
     return !algorithm->equal_chunks
@@ -177,20 +191,22 @@ static bool algorithm_is_candidate(const struct chooser *chooser, const struct q
 {
     if (question->algorithm) return algorithm == question->algorithm;
     if (algorithm->collective != question->collective
-        || (question->uneven && !algorithm_takes_uneven(chooser->layout, algorithm)))
+        || (question->is_uneven && !algorithm_takes_uneven(chooser->layout, algorithm)))
         return false;
     int hosts = chooser->layout->hosts;
-    if (hosts > 1 && question->uneven && algorithm->collective == ALL_TO_ALL) return !algorithm->host_memory;
-    bool many = hosts > MANY_HOSTS || hosts * chooser->layout->largest > MANY_PIECES;
-    return hosts == 1 ? algorithm->host_memory : algorithm->hierarchical && !(algorithm->few_hosts && many);
+    if (hosts > 1 && question->is_uneven && algorithm->collective == ALL_TO_ALL) return !algorithm->host_memory;
+    bool has_many_hosts = hosts > MANY_HOSTS || hosts * chooser->layout->largest > MANY_PIECES;
+    return hosts == 1 ? algorithm->host_memory : algorithm->hierarchical && !(algorithm->few_hosts && has_many_hosts);
 }
+/* Returns the cost by which choices are compared: one that reads counts as more expensive. */
 static double choice_weighted_cost(const struct choice *choice)
 {
     if (!choice->reads_private) return choice->cost;
     return choice->cost
         / (collective_is_one_way(choice->algorithm->collective) ? READING_ONE_WAY_IS_WORTH_IT : READING_IS_WORTH_IT);
 }
-/* Costs all candidates, with and without kernel reads, and keeps the best in `best`. */
+/* Computes the cost of all candidates, with and without kernel reads. *best, which has no algorithm at first, gets the
+   best one. */
 static tutti_status chooser_compare_algorithms(struct chooser *chooser, const struct question *question,
     struct choice *best)
 {
@@ -205,7 +221,7 @@ static tutti_status chooser_compare_algorithms(struct chooser *chooser, const st
     }
     return TUTTI_OK;
 }
-/* Returns the choice for one candidate without a cost, as tile and slots by rule. */
+/* Returns a choice without a cost: the first candidate, with tile and slots by a rule. */
 static struct choice chooser_take_only_candidate(const struct chooser *chooser, const struct question *question)
 {
     const struct algorithm *algorithm = collectives_table;
@@ -220,6 +236,7 @@ static struct choice chooser_take_only_candidate(const struct chooser *chooser, 
 }
 
 /* ---- questions ---- */
+/* True if ranks only send and receive. */
 static bool algorithm_uses_only_messages(const struct algorithm *algorithm)
 {
     return !algorithm->host_memory && !algorithm->hierarchical;
@@ -227,7 +244,7 @@ static bool algorithm_uses_only_messages(const struct algorithm *algorithm)
 static bool question_is_same(const struct question *a, const struct question *b)
 {
     return a->collective == b->collective && a->algorithm == b->algorithm && a->message_bytes == b->message_bytes
-        && a->placement == b->placement && a->uneven == b->uneven && a->must_read == b->must_read;
+        && a->placement == b->placement && a->is_uneven == b->is_uneven && a->must_read == b->must_read;
 }
 /* Answers a new question and remembers the answer. */
 static tutti_status chooser_answer_question(struct chooser *chooser, const struct question *question,
@@ -247,7 +264,7 @@ static tutti_status chooser_answer_question(struct chooser *chooser, const struc
 tutti_status chooser_make_choice(struct chooser *chooser, const struct question *asked, struct choice *out)
 {
     struct question question = *asked;
-    bool messages = question.algorithm && algorithm_uses_only_messages(question.algorithm);
+    bool only_messages = question.algorithm && algorithm_uses_only_messages(question.algorithm);
     if (chooser->layout->hosts > 1 && question.algorithm && question.algorithm->host_memory)
         return status_fail(TUTTI_INVALID_ARGUMENT,
             "%s %s works on one host only, but the %d ranks are on %d hosts: choose another algorithm, or none",
@@ -255,7 +272,7 @@ tutti_status chooser_make_choice(struct chooser *chooser, const struct question 
             chooser->layout->hosts);
     if (chooser->layout->hosts > 1) question.placement = TENSORS_PRIVATE;
     question.must_read &= placement_is_open(question.placement);
-    if (chooser->layout->ranks == 1 || messages || question.collective == BARRIER) {
+    if (chooser->layout->ranks == 1 || only_messages || question.collective == BARRIER) {
         *out = chooser_take_only_candidate(chooser, &question);
         return TUTTI_OK;
     }

@@ -8,7 +8,8 @@
 #pragma once
 #include "backend/model/cost.h"
 
-/* OPEN: private tensors that peers can read in place. Whether they do is part of the choice. */
+/* Where the tensors of all ranks of the host lie. OPEN: in private memory that peers can read; whether they do is part
+   of the choice. IN_PLACE: INPUT and OUTPUT are one tensor; APART: they are two. */
 enum placement_kind {
     TENSORS_PRIVATE,
     TENSORS_SHARED_IN_PLACE,
@@ -16,37 +17,40 @@ enum placement_kind {
     TENSORS_OPEN_IN_PLACE,
     TENSORS_OPEN_APART
 };
-static inline bool placement_is_open(enum placement_kind p)
+static inline bool placement_is_open(enum placement_kind kind)
 {
-    return p == TENSORS_OPEN_IN_PLACE || p == TENSORS_OPEN_APART;
+    return kind == TENSORS_OPEN_IN_PLACE || kind == TENSORS_OPEN_APART;
 }
-static inline bool placement_is_shared(enum placement_kind p)
+static inline bool placement_is_shared(enum placement_kind kind)
 {
-    return p == TENSORS_SHARED_IN_PLACE || p == TENSORS_SHARED_APART;
+    return kind == TENSORS_SHARED_IN_PLACE || kind == TENSORS_SHARED_APART;
 }
+/* The call for which a choice is made. */
 struct question {
     enum collective collective;
     /* An algorithm that is already chosen, so that only the tile is asked for; or NULL. */
     const struct algorithm *algorithm;
-    /* The larger buffer of one rank. 0: unknown, and probably large. */
+    /* The bytes of the larger buffer of one rank. 0: unknown, and probably large. */
     size_t message_bytes;
     enum placement_kind placement;
-    bool uneven;
+    /* The counts of the ranks differ. */
+    bool is_uneven;
     /* Open tensors must be read. */
     bool must_read;
 };
+/* The answer: how the call runs. */
 struct choice {
     const struct algorithm *algorithm;
     size_t tile_bytes;
     int slots;
-    /* 0 if there was only one candidate. */
-    double cost;                                       /* ns */
+    /* The cost in ns; 0 if there was only one candidate. */
+    double cost;
     /* Open tensors are read in place, not staged. */
     bool reads_private;
     /* Slots are written by ordinary stores, whatever execute/pace.h decides. */
-    bool ordinary;
-    /* Slots are reused while caches still hold them; see execute/slots.c. */
-    bool short_laps;
+    bool ordinary_stores;
+    /* Slots rotate over so few bytes that caches still hold them; see execute/slots.c. */
+    bool short_ring;
     /* Late selection against the cost: the call looks first where tensors lie. */
     bool selects_late;
 };
@@ -69,8 +73,8 @@ struct chooser {
 };
 /* Returns the largest of 1, 1.5, 2, 3, 4, 6, … that is at most `bytes`. */
 size_t size_floor_half_octave(size_t bytes);
-/* Chooses for the message size rounded down to a half octave. NO_MEMORY. INVALID_ARGUMENT if the question asks for an
-   algorithm of one host on several; *out is then unchanged. */
+/* Answers a question: the choice with the least cost for the message size rounded down to a half octave. NO_MEMORY.
+   INVALID_ARGUMENT if the question asks for an algorithm of one host on several; *out is then unchanged. */
 tutti_status chooser_make_choice(struct chooser *chooser, const struct question *question, struct choice *out);
 /* Sets the cost of a choice for exactly this message size. The cost is 0 where no parameter is measured, as for
    messages between ranks of one host. NO_MEMORY. */
@@ -82,8 +86,9 @@ tutti_status choice_writes_slots(struct chooser *chooser, const struct question 
 bool chooser_considers_algorithm(const struct chooser *chooser, const struct algorithm *algorithm);
 /* True if the algorithm can run with uneven counts. */
 bool algorithm_takes_uneven(const struct layout *layout, const struct algorithm *algorithm);
+/* Frees the answers and layouts of the chooser, but not its cache. */
 void chooser_finish(struct chooser *chooser);
-/* The cost of looking first where the tensors lie, relative to the cost of this choice for private tensors. */
+/* Returns the cost of late selection (a round) divided by the cost of this choice, which is for private tensors. */
 double choice_cost_of_late_selection(const struct chooser *chooser, const struct choice *choice);
-/* True if that cost is small enough to look first before it is known that tensors are shared. */
+/* True if that ratio is so small that the call selects late although its tensors may not be shared. */
 bool choice_selects_late(const struct chooser *chooser, const struct choice *choice);

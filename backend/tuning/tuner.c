@@ -1,7 +1,5 @@
 /* The decider's side of an A/B test. In each call it continues the current block, or begins the next one by writing the
    shared word, or starts a test of the next candidate. All of this stays within a budget of lost time. */
-/* The decider's side of an A/B test. In each call it continues the current block, or begins the next one by writing the
-   shared word, or starts a test of the next candidate. All of this stays within a budget of lost time. */
 #include "backend/tuning/tuner.h"
 #include "backend/base/ab_test.h"
 #include "backend/base/clock.h"
@@ -15,24 +13,26 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* The most calls of a block in a row whose times stay unknown. */
-enum { MOST_SILENT = 64 };
+/* After this many calls of a block in a row without a time, the test ends. */
+enum { MAX_CALLS_WITHOUT_TIME = 64 };
 /* If two choices are equally fast, all blocks of one are better than all of the other by chance once in 20 times. */
-enum { BLOCKS = 6, MOST_ROUNDS = 16, LONG_PAUSE = 64 * MOST_SILENT };
-/* A program makes few long calls; between short ones some ns decide. Apart from `below` (bytes), the unit is calls:
-   `first` before the first test, `pause` between searches, `warm` unmeasured and `enough` measured ones of a block, and
-   `batch` whose times are read together. */
+enum { BLOCKS = 6, MOST_ROUNDS = 16, LONG_PAUSE = 64 * MAX_CALLS_WITHOUT_TIME };
+/* How tests measure calls below a size: a program makes few long calls, and between short ones some ns decide. Apart
+   from max_bytes (exclusive), the unit is calls: `first` before the first test, `pause` between searches, `warm`
+   unmeasured and `enough` measured ones of a block, and `batch` whose times are read together. */
 static const struct measure {
-    size_t below;
+    size_t max_bytes;
     int first, pause, warm, enough, batch;
 } measures[] = {
     { 128 << 10, 32, 64, 4, 12, 8 },
     { 8 << 20, 32, 64, 4, 8, 1 },
     { SIZE_MAX, 8, 8, 1, 4, 1 },
 };
-/* Returns from a placement-dependent variant to the incumbent before it. */
+/* The variant that returns from a placement-dependent variant to the incumbent before it. */
 enum { GO_BACK = VARIANTS };
 static const double AS_GOOD = 1.02;
+/* Tests may lose at most EARLY_SHARE of the calls so far, and at most EARLY_CALLS calls (or those of EARLY_NS, if they
+   are more) plus LATER_SHARE of the calls so far. A call counts as at most MOST_LOST calls lost. */
 static const double EARLY_SHARE = 0.1, LATER_SHARE = 0.01, EARLY_CALLS = 64, EARLY_NS = 500e3, MOST_LOST = 20;
 /* The cost of a timed call: all ranks record when they begin and end it. */
 static const double TIMED_NS = 100;
@@ -48,20 +48,24 @@ uint32_t tuner_code_at(uint64_t word, uint64_t operation)
     int64_t ahead = (int64_t)((operation << 2 * CODE_BITS) - (word & ~tuner_pack_word(0, CODE_MASK, CODE_MASK)));
     return (uint32_t)((ahead >= 0 ? word : word >> CODE_BITS) & CODE_MASK);
 }
+/* Reads the shared word. */
 static uint64_t tuner_read_word(const struct tuner *tuner)
 {
     return atomic_load_explicit(tuner->word, memory_order_relaxed);
 }
+/* Returns the code that an operation runs by the shared word as it is now. */
 static uint32_t tuner_read_code(const struct tuner *tuner, uint64_t operation)
 {
     return tuner_code_at(tuner_read_word(tuner), operation);
 }
-/* True if every rank, however far ahead or behind, reads the same code. */
+/* True if every rank, however far ahead or behind, reads the same code, so that a new word changes nothing before its
+   operation. */
 static bool tuner_may_write_word(const struct tuner *tuner, const struct moment *now)
 {
     return tuner_read_code(tuner, now->operation - now->behind) == tuner_read_code(tuner, now->operation + now->ahead);
 }
-/* Lets all ranks run the code from the returned operation on. */
+/* Writes the shared word: all ranks run the code from the operation on whose number is returned, the first that no rank
+   has begun. */
 static uint64_t tuner_schedule_code(struct tuner *tuner, const struct moment *now, uint32_t code)
 {
     uint64_t from = now->operation + now->ahead + 1,
@@ -71,22 +75,23 @@ static uint64_t tuner_schedule_code(struct tuner *tuner, const struct moment *no
 }
 
 /* ---- kinds of calls ---- */
+/* Returns the row of `measures` for the message size. */
 static const struct measure *tuner_get_measure(const struct tuner *tuner)
 {
-    const struct measure *m = measures;
-    while (tuner->key.message_bytes >= m->below) m++;
-    return m;
+    const struct measure *measure = measures;
+    while (tuner->key.message_bytes >= measure->max_bytes) measure++;
+    return measure;
 }
 static bool tuner_key_is_same(const struct tuner_key *a, const struct tuner_key *b)
 {
     return a->collective == b->collective && a->root == b->root && a->stage_inputs == b->stage_inputs
         && a->message_bytes == b->message_bytes;
 }
-void tuners_init(struct tuners *tuners, struct tuning *tuning, bool crowded)
+void tuners_init(struct tuners *tuners, struct tuning *tuning, bool shares_cores)
 {
     int64_t setting = settings_get()->tuner;
     tuners->tuning = tuning;
-    tuners->trying = crowded && setting == TRIES ? TRIES_NOTHING : (enum trying)setting;
+    tuners->mode = shares_cores && setting == TUNER_ON ? TUNER_OFF : (enum tuner_mode)setting;
 }
 tutti_status tuners_find_or_create(struct tuners *tuners, const struct tuner_key *key, struct tuner **out)
 {
@@ -105,6 +110,7 @@ void tuners_finish(struct tuners *tuners)
     for (int i = 0; i < tuners->count; i++) free(tuners->of[i]);
     tuners->count = 0;
 }
+/* True if a rank has asked for an algorithm of the collective. */
 static bool tuners_are_stopped(const struct tuners *tuners, enum collective collective)
 {
     return atomic_load_explicit(&tuners->tuning->asked, memory_order_relaxed) >> collective & 1;
@@ -113,7 +119,7 @@ void tuners_stop_collective(struct tuners *tuners, enum collective collective)
 {
     if (!tuners_are_stopped(tuners, collective)) atomic_fetch_or(&tuners->tuning->asked, 1u << collective);
 }
-/* Returns a rank that has the result last. If all ranks have it, that is rank 0. */
+/* The decider is a rank that has the result last; rank 0 if all ranks have it. */
 int tuner_get_decider(const struct tuner_key *key, int ranks)
 {
     if (key->collective == REDUCE || key->collective == GATHER) return key->root;
@@ -125,12 +131,13 @@ static int tuner_placement_variant(const struct tuner *tuner, const struct choic
     if (choice->selects_late) return LATE_SELECTION_VARIANT;
     return choice->reads_private && !placement_is_open(tuner->question.placement) ? READ_VARIANT : 0;
 }
-/* Makes `that` the incumbent. */
+/* Makes the candidate the incumbent. Remembers the incumbent before a placement-dependent variant. */
 static void tuner_promote_candidate(struct tuner *tuner)
 {
-    if (!tuner_placement_variant(tuner, &tuner->this.choice) && tuner_placement_variant(tuner, &tuner->that.choice))
-        tuner->look.before = tuner->this;
-    tuner->this = tuner->that;
+    if (!tuner_placement_variant(tuner, &tuner->incumbent.choice)
+        && tuner_placement_variant(tuner, &tuner->candidate.choice))
+        tuner->attempt.before = tuner->incumbent;
+    tuner->incumbent = tuner->candidate;
 }
 /* Skips a variant for one round of all variants, then for two, for four, and so on. */
 static void tuner_skip_variant(struct tuner *tuner, int variant)
@@ -139,6 +146,7 @@ static void tuner_skip_variant(struct tuner *tuner, int variant)
     rounds = rounds ? (unsigned char)(rounds < MOST_ROUNDS ? 2 * rounds : MOST_ROUNDS) : 1;
     tuner->skips[variant].rounds = tuner->skips[variant].left = rounds;
 }
+/* Ends the test, if one runs, without a result. */
 static void tuner_abort_test(struct tuner *tuner)
 {
     tuner->block = -1;
@@ -150,115 +158,124 @@ void tuner_set_placement(struct tuner *tuner, const struct question *question, c
     tuner->question = *question;
     tuner->question.message_bytes = tuner->key.message_bytes;
     tuner->predicted = *predicted;
-    tuner->this = (struct candidate){ .choice = *predicted };
-    tuner->next = tuner->calls + (uint64_t)tuner_get_measure(tuner)->first;
-    tuner->move = 0;
+    tuner->incumbent = (struct candidate){ .choice = *predicted };
+    tuner->next_search = tuner->calls + (uint64_t)tuner_get_measure(tuner)->first;
+    tuner->next_variant = 0;
     memset(tuner->skips, 0, sizeof tuner->skips);
     tuner_abort_test(tuner);
 }
-/* A placement-dependent variant is valid only while tensors have that placement. */
+/* If the placement does not allow the placement-dependent variant that runs, drops it for a while: the incumbent before
+   it returns, and the test ends. */
 void tuner_report_placement(struct tuner *tuner, enum placement_kind placement)
 {
-    int this = tuner_placement_variant(tuner, &tuner->this.choice),
-        that = tuner->block >= 0 ? tuner_placement_variant(tuner, &tuner->that.choice) : 0;
-    int variant = this ? this : that;
+    int incumbent_variant = tuner_placement_variant(tuner, &tuner->incumbent.choice),
+        candidate_variant = tuner->block >= 0 ? tuner_placement_variant(tuner, &tuner->candidate.choice) : 0;
+    int variant = incumbent_variant ? incumbent_variant : candidate_variant;
     if (!variant) return;
     bool allows = variant == LATE_SELECTION_VARIANT ? placement_is_shared(placement) : placement_is_open(placement);
-    if (allows) { tuner->look.seen = placement; return; }
-    if (this) tuner->this = tuner->look.before;
+    if (allows) { tuner->attempt.seen = placement; return; }
+    if (incumbent_variant) tuner->incumbent = tuner->attempt.before;
     tuner_skip_variant(tuner, variant);
     tuner_abort_test(tuner);
 }
 
 /* ---- an A/B test ---- */
 uint64_t tuner_get_batch(const struct tuner *tuner) { return (uint64_t)tuner_get_measure(tuner)->batch; }
+/* Returns what a block runs: the incumbent in even blocks, the candidate in odd ones. */
 static struct candidate *tuner_block_candidate(struct tuner *tuner, int block)
 {
-    return block % 2 ? &tuner->that : &tuner->this;
+    return block % 2 ? &tuner->candidate : &tuner->incumbent;
 }
+/* Returns the code for a block in which all ranks record times. */
 static uint32_t tuner_timed_code(struct tuner *tuner, int block)
 {
     return tuner_block_candidate(tuner, block)->code | TUNER_TIMED;
 }
-/* Begins a block of the A/B test at call `start`. Negative `count`: calls that warm up and are not timed. */
+/* Sets up a block of the A/B test that begins at operation `start`. Its count is negative at first: warm-up calls. */
 static void tuner_begin_block(struct tuner *tuner, int block, uint64_t start)
 {
     tuner->block = block;
-    tuner->begun = tuner->calls;
+    tuner->block_begun = tuner->calls;
     tuner->start = start;
-    tuner->silent = 0;
+    tuner->calls_without_time = 0;
     tuner->count = -tuner_get_measure(tuner)->warm;
     tuner->change = 0;
 }
-/* Logs the times of both choices. */
+/* Logs the least times of incumbent and candidate. */
 static void tuner_log_test(const struct tuner *tuner)
 {
-    char this[CHOICE_TEXT_BYTES], that[CHOICE_TEXT_BYTES];
-    choice_format(&tuner->this.choice, this);
-    choice_format(&tuner->that.choice, that);
+    char incumbent[CHOICE_TEXT_BYTES], candidate[CHOICE_TEXT_BYTES];
+    choice_format(&tuner->incumbent.choice, incumbent);
+    choice_format(&tuner->candidate.choice, candidate);
     LOG(DEBUG, "%s of %zu bytes: %s took %.2f us, %s %.2f us", collective_name(tuner->key.collective),
-        tuner->key.message_bytes, this, tuner->this.ns / 1e3, that, tuner->that.ns / 1e3);
+        tuner->key.message_bytes, incumbent, tuner->incumbent.ns / 1e3, candidate, tuner->candidate.ns / 1e3);
 }
-/* Prefers ordinary stores. The incumbent, whose stores change at run time (execute/pace.h), may have used ordinary
-   stores during the test, too. */
+/* True if the candidate is faster than the incumbent, or about as fast with ordinary stores, which vary less. The
+   incumbent, whose stores change at run time (execute/pace.h), may have used ordinary stores during the test, too. */
 static bool tuner_candidate_wins(const struct tuner *tuner)
 {
-    const struct candidate *this = &tuner->this, *that = &tuner->that;
-    bool steadier = that->choice.ordinary && !this->choice.ordinary;
-    return steadier ? that->ns < AS_GOOD * this->ns : ab_test_is_won(this->ns, that->ns, that->most_ns);
+    const struct candidate *incumbent = &tuner->incumbent, *candidate = &tuner->candidate;
+    bool steadier = candidate->choice.ordinary_stores && !incumbent->choice.ordinary_stores;
+    return steadier ? candidate->ns < AS_GOOD * incumbent->ns
+                    : ab_test_is_won(incumbent->ns, candidate->ns, candidate->max_ns);
 }
-/* Ends a test: promotes the candidate if it won, else skips the variant for a while. */
+/* Ends a test: promotes the candidate if it has won. A test that is not complete ended early because the candidate was
+   hopeless. */
 static void tuner_end_test(struct tuner *tuner, bool is_complete)
 {
-    unsigned char rounds = tuner->skips[tuner->tried].rounds;
+    unsigned char rounds = tuner->skips[tuner->tested_variant].rounds;
     tuner_log_test(tuner);
     /* A hopeless variant is skipped for longer. A completed test ends that, or halves it for a placement-dependent
        variant, because the test may not have paid off. */
-    if (!is_complete) tuner_skip_variant(tuner, tuner->tried);
-    else tuner->skips[tuner->tried].rounds = tuner_placement_variant(tuner, &tuner->that.choice) ? rounds / 2 : 0;
-    tuner->lost += tuner->searched_ns / tuner->this.ns;
+    if (!is_complete) tuner_skip_variant(tuner, tuner->tested_variant);
+    else
+        tuner->skips[tuner->tested_variant].rounds =
+            tuner_placement_variant(tuner, &tuner->candidate.choice) ? rounds / 2 : 0;
+    tuner->lost += tuner->searched_ns / tuner->incumbent.ns;
     tuner->searched_ns = 0;
     if (is_complete && tuner_candidate_wins(tuner)) tuner_promote_candidate(tuner);
-    tuner->next = tuner->calls;
+    tuner->next_search = tuner->calls;
     tuner_abort_test(tuner);
 }
-/* Returns the excess time in calls of the incumbent. The limit keeps an interruption, of a call that may also make a
-   plan, from counting in full. */
+/* Returns by how much a call of `ns` ns took longer than the incumbent, in calls of the incumbent. The limit keeps an
+   interruption, of a call that may also make a plan, from counting in full. */
 static double tuner_excess_calls(double ns, const struct tuner *tuner)
 {
-    double calls = ns / tuner->this.ns - 1;
+    double calls = ns / tuner->incumbent.ns - 1;
     return calls < 0 ? 0 : calls < MOST_LOST ? calls : MOST_LOST;
 }
+/* Returns the median of the times of the block in ns. */
 static double tuner_block_median(struct tuner *tuner)
 {
     return doubles_sort_and_get(tuner->sample, tuner->count, tuner->count / 2);
 }
-/* Ends a block: keeps its median, charges its cost to the budget, and begins the next block or ends the test. */
+/* Ends a block: records its median, adds its cost to the lost time, and begins the next block or ends the test. */
 static void tuner_end_block(struct tuner *tuner)
 {
-    struct candidate *c = tuner_block_candidate(tuner, tuner->block);
+    struct candidate *tested = tuner_block_candidate(tuner, tuner->block);
     double ns = tuner_block_median(tuner);
-    uint64_t calls = tuner->calls - tuner->begun;
-    if (tuner->block == 0) c->ns = c->most_ns = 0;
-    if (c->ns == 0 || ns < c->ns) c->ns = ns;
-    if (ns > c->most_ns) c->most_ns = ns;
-    tuner->lost += (double)calls * TIMED_NS / tuner->this.ns;
-    if (c == &tuner->that)
+    uint64_t calls = tuner->calls - tuner->block_begun;
+    if (tuner->block == 0) tested->ns = tested->max_ns = 0;
+    if (tested->ns == 0 || ns < tested->ns) tested->ns = ns;
+    if (ns > tested->max_ns) tested->max_ns = ns;
+    tuner->lost += (double)calls * TIMED_NS / tuner->incumbent.ns;
+    if (tested == &tuner->candidate)
         tuner->lost += tuner_excess_calls(tuner->first_ns, tuner) + (double)calls * tuner_excess_calls(ns, tuner);
-    bool hopeless = tuner->block == 1 && ab_test_is_hopeless(tuner->this.ns, tuner->that.ns, false);
-    if (hopeless || tuner->block == BLOCKS - 1) tuner_end_test(tuner, !hopeless);
+    bool is_hopeless = tuner->block == 1 && ab_test_is_hopeless(tuner->incumbent.ns, tuner->candidate.ns, false);
+    if (is_hopeless || tuner->block == BLOCKS - 1) tuner_end_test(tuner, !is_hopeless);
     else tuner_begin_block(tuner, tuner->block + 1, tuner->change);
 }
 /* True if the block has enough times, or few that show the candidate to be hopeless. */
 static bool tuner_block_is_complete(struct tuner *tuner)
 {
     /* A time was read since the last call. */
-    bool is_told = tuner->silent == 1;
-    bool may_be_hopeless = tuner->block == 1 && tuner->count >= AB_TEST_FEW_SAMPLES && is_told;
+    bool has_new_time = tuner->calls_without_time == 1;
+    bool may_be_hopeless = tuner->block == 1 && tuner->count >= AB_TEST_FEW_SAMPLES && has_new_time;
     return tuner->count >= tuner_get_measure(tuner)->enough
-        || (may_be_hopeless && ab_test_is_hopeless(tuner->this.ns, tuner_block_median(tuner), true));
+        || (may_be_hopeless && ab_test_is_hopeless(tuner->incumbent.ns, tuner_block_median(tuner), true));
 }
-/* A block continues until the next one begins: when it is long enough and the word may be written again. */
+/* Continues the test in the call that begins: if its block is complete and the word may be written, schedules the next
+   block; when that begins, ends this one. */
 static void tuner_continue_test(struct tuner *tuner, const struct moment *now)
 {
     if (tuner->change && now->operation >= tuner->change) tuner_end_block(tuner);
@@ -266,8 +283,8 @@ static void tuner_continue_test(struct tuner *tuner, const struct moment *now)
     bool runs_another = now->operation >= tuner->start
         && tuner_read_code(tuner, now->operation) != tuner_timed_code(tuner, tuner->block);
     /* The test ends if times stay unknown, or if the word is so old that its operation number has wrapped. */
-    if (++tuner->silent > MOST_SILENT || runs_another) {
-        tuner->next = tuner->calls + LONG_PAUSE;
+    if (++tuner->calls_without_time > MAX_CALLS_WITHOUT_TIME || runs_another) {
+        tuner->next_search = tuner->calls + LONG_PAUSE;
         tuner_abort_test(tuner);
         return;
     }
@@ -276,69 +293,74 @@ static void tuner_continue_test(struct tuner *tuner, const struct moment *now)
 }
 
 /* ---- what to try, and when ---- */
+/* True if the time lost by tests so far allows another test. */
 static bool tuner_has_budget(const struct tuner *tuner)
 {
     double calls = (double)tuner->calls,
-           once = tuner->this.ns > 0 ? fmax(EARLY_CALLS, EARLY_NS / tuner->this.ns) : EARLY_CALLS;
-    return tuner->lost <= fmin(EARLY_SHARE * calls, once + LATER_SHARE * calls);
+           early_calls = tuner->incumbent.ns > 0 ? fmax(EARLY_CALLS, EARLY_NS / tuner->incumbent.ns) : EARLY_CALLS;
+    return tuner->lost <= fmin(EARLY_SHARE * calls, early_calls + LATER_SHARE * calls);
 }
-/* Makes a variant of the incumbent. */
+/* Makes a variant of the incumbent, or with GO_BACK the incumbent before. *exists: as choice_make_variant. */
 static tutti_status tuner_make_variant(const struct tuner *tuner, const struct variant_limits *limits, int variant,
     struct choice *out, bool *exists)
 {
     struct question question = tuner->question;
-    if (tuner_placement_variant(tuner, &tuner->this.choice)) question.placement = tuner->look.seen;
-    if (variant != GO_BACK) return choice_make_variant(limits, &question, &tuner->this.choice, variant, out, exists);
-    *out = tuner->look.before.choice;
+    if (tuner_placement_variant(tuner, &tuner->incumbent.choice)) question.placement = tuner->attempt.seen;
+    if (variant != GO_BACK)
+        return choice_make_variant(limits, &question, &tuner->incumbent.choice, variant, out, exists);
+    *out = tuner->attempt.before.choice;
     *exists = true;
     return TUTTI_OK;
 }
-/* Finds the next variant of the incumbent that exists and is not skipped. False: all are skipped or impossible. */
+/* Sets the candidate to the next variant of the incumbent that exists and is not skipped. False: all are skipped or
+   impossible. */
 static bool tuner_find_candidate(struct tuner *tuner, const struct variant_limits *limits)
 {
-    int ventured = tuner_placement_variant(tuner, &tuner->this.choice);
-    if (!ventured) tuner->look.seen = limits->could_be;
+    int dependent_variant = tuner_placement_variant(tuner, &tuner->incumbent.choice);
+    if (!dependent_variant) tuner->attempt.seen = limits->possible;
     for (int i = 0; i < VARIANTS; i++) {
         bool exists = false;
-        int variant = ventured && tuner->move == ventured ? GO_BACK : tuner->move;
-        tuner->move = (tuner->move + 1) % VARIANTS;
+        int variant = dependent_variant && tuner->next_variant == dependent_variant ? GO_BACK : tuner->next_variant;
+        tuner->next_variant = (tuner->next_variant + 1) % VARIANTS;
         struct choice found;
         if (tuner_make_variant(tuner, limits, variant, &found, &exists) != TUTTI_OK) return false;
         if (!exists || (tuner->skips[variant].left && tuner->skips[variant].left--)) continue;
-        tuner->tried = variant;
-        tuner->that = (struct candidate){ .choice = found, .code = choice_encode(&found) };
+        tuner->tested_variant = variant;
+        tuner->candidate = (struct candidate){ .choice = found, .code = choice_encode(&found) };
         return true;
     }
     return false;
 }
+/* True if no test runs and call number `call` may look for a candidate. */
 static bool tuner_search_is_due(const struct tuner *tuner, uint64_t call)
 {
-    return tuner->block < 0 && call >= tuner->next;
+    return tuner->block < 0 && call >= tuner->next_search;
 }
 bool tuner_may_search(const struct tuners *tuners, const struct tuner *tuner)
 {
     return tuner_search_is_due(tuner, tuner->calls + 1) && !tuners_are_stopped(tuners, tuner->key.collective);
 }
-/* For tests: runs the next variant of the last choice, at any cost. */
+/* For tests of this library (TUTTI_TUNER=2): makes the next variant of the incumbent the incumbent, untimed. */
 static void tuner_run_next_variant(struct tuner *tuner, const struct moment *now, const struct variant_limits *limits)
 {
     if (!tuner_may_write_word(tuner, now) || !tuner_find_candidate(tuner, limits)) return;
     tuner_promote_candidate(tuner);
-    tuner_schedule_code(tuner, now, tuner->this.code);
+    tuner_schedule_code(tuner, now, tuner->incumbent.code);
 }
-/* True if all ranks run the incumbent. Otherwise it lets them run the incumbent again as soon as it can. */
+/* True if all ranks run the incumbent. Otherwise writes the word, once it may, so that they run it again. */
 static bool tuner_restores_incumbent(struct tuner *tuner, const struct moment *now)
 {
     if (!tuner_may_write_word(tuner, now)) return false;
-    if (tuner_read_code(tuner, now->operation) == tuner->this.code) return true;
-    tuner_schedule_code(tuner, now, tuner->this.code);
+    if (tuner_read_code(tuner, now->operation) == tuner->incumbent.code) return true;
+    tuner_schedule_code(tuner, now, tuner->incumbent.code);
     return false;
 }
-/* Starts an A/B test if one is due, the budget allows it, and a candidate exists. */
+/* Starts an A/B test of the next candidate if all ranks run the incumbent, a search is due, the budget allows it, and a
+   candidate exists. */
 static void tuner_start_test(struct tuner *tuner, const struct moment *now, const struct variant_limits *limits)
 {
     if (!tuner_restores_incumbent(tuner, now) || !tuner_search_is_due(tuner, tuner->calls)) return;
-    tuner->next = tuner->calls + (uint64_t)tuner_get_measure(tuner)->pause;
+    tuner->next_search = tuner->calls + (uint64_t)tuner_get_measure(tuner)->pause;
     if (!tuner_has_budget(tuner)) return;
     int64_t begin = clock_ns();
     bool found = tuner_find_candidate(tuner, limits);
@@ -350,22 +372,22 @@ void tuner_begin_call(struct tuners *tuners, struct tuner *tuner, const struct m
     const struct variant_limits *limits)
 {
     /* Without a predicted choice there is no incumbent yet. */
-    if (!tuner->predicted.algorithm || tuners->trying == TRIES_NOTHING) return;
+    if (!tuner->predicted.algorithm || tuners->mode == TUNER_OFF) return;
     tuner->calls++;
     if (tuners_are_stopped(tuners, tuner->key.collective)) {
-        tuner->this = (struct candidate){ .choice = tuner->predicted };
+        tuner->incumbent = (struct candidate){ .choice = tuner->predicted };
         tuner_abort_test(tuner);
         tuner_restores_incumbent(tuner, now);
         return;
     }
-    if (tuners->trying == TRIES_ANYTHING) { tuner_run_next_variant(tuner, now, limits); return; }
+    if (tuners->mode == TUNER_TAKES_ANY_VARIANT) { tuner_run_next_variant(tuner, now, limits); return; }
     if (tuner->block >= 0) tuner_continue_test(tuner, now);
     if (tuner->block < 0) tuner_start_test(tuner, now, limits);
 }
 void tuner_add_time(struct tuner *tuner, uint64_t operation, double ns)
 {
     if (tuner->block < 0 || operation < tuner->start || (tuner->change && operation >= tuner->change)) return;
-    tuner->silent = 0;
+    tuner->calls_without_time = 0;
     if (tuner->count == -tuner_get_measure(tuner)->warm) tuner->first_ns = ns;
     if (tuner->count < 0) tuner->count++;
     else if (tuner->count < TUNER_SAMPLES) tuner->sample[tuner->count++] = ns;

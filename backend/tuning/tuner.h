@@ -32,69 +32,78 @@ uint32_t tuner_code_at(uint64_t word, uint64_t operation);
 enum { TUNER_SAMPLES = 24 };
 /* A kind of call. The message size is rounded down to a half octave. */
 struct tuner_key { enum collective collective; int root; bool stage_inputs; size_t message_bytes; };
-/* A choice with the least and the largest median of its blocks. */
-struct candidate { struct choice choice; uint32_t code; double ns, most_ns; };
-/* While `this` or `that` looks where tensors lie, or reads them, against the cost: the placement seen, and the
-   incumbent before it. */
-struct late_attempt { enum placement_kind seen; struct candidate before; };
+/* A choice with its code, and the least and the largest median of its blocks in ns. */
+struct candidate { struct choice choice; uint32_t code; double ns, max_ns; };
+/* While incumbent or candidate is a placement-dependent variant, which selects late or reads tensors against the cost:
+   the placement seen, and the incumbent before it. */
+struct placement_attempt { enum placement_kind seen; struct candidate before; };
+/* The tuner of one kind of call. */
 struct tuner {
     struct tuner_key key;
+    /* The shared word. */
     _Atomic uint64_t *word;
     /* Only the decider uses the fields from here on. The question has the placement that was predicted. */
     struct question question;
     struct choice predicted;
     /* The incumbent, which runs between tests, and the candidate of the current test. */
-    struct candidate this, that;
-    struct late_attempt look;
-    /* The variant to try next, and the variant that `that` is. */
-    int move, tried;
+    struct candidate incumbent, candidate;
+    struct placement_attempt attempt;
+    /* The variant to test next, and the variant of the incumbent that the candidate is. */
+    int next_variant, tested_variant;
     /* For each variant: the length of its pause in rounds, and the rounds that are left of it. */
     struct { unsigned char rounds, left; } skips[VARIANTS + 1];
     /* The block of the A/B test, from 0. -1: no test runs. */
     int block;
     /* The operations that begin this block and the next one; 0: not yet known. */
     uint64_t start, change;
-    /* Calls since the last time that was read, and times read in this block; below 0: warm-up calls. */
-    int silent, count;
+    /* The number of calls since a time was last added, and of times in this block; below 0: warm-up calls. */
+    int calls_without_time, count;
     /* The times of this block's calls. first_ns is that of its first warm-up call. */
     double sample[TUNER_SAMPLES], first_ns;
-    /* Calls so far, the call that may look for the next candidate, and the call that set up this block. */
-    uint64_t calls, next, begun;
+    /* The number of calls so far, of the call that may next look for a candidate, and of the call that set up this
+       block. */
+    uint64_t calls, next_search, block_begun;
     /* The time spent on finding candidates, and the total loss by tests, in calls of the incumbent. */
     double searched_ns, lost;
 };
 /* The values of TUTTI_TUNER. */
-enum trying { TRIES_NOTHING, TRIES, TRIES_ANYTHING };
+enum tuner_mode { TUNER_OFF, TUNER_ON, TUNER_TAKES_ANY_VARIANT };
 /* The tuners of one communicator. */
 struct tuners {
+    /* The part of the segment that has the words. */
     struct tuning *tuning;
-    enum trying trying;
+    enum tuner_mode mode;
     int count;
     struct tuner *of[MOST_TUNERS];                           /* owned */
 };
-/* Follows TUTTI_TUNER. `crowded`: ranks share cores, so a time depends more on the other ranks than on the choice. */
-void tuners_init(struct tuners *tuners, struct tuning *tuning, bool crowded);
+/* Sets the mode by TUTTI_TUNER. shares_cores: ranks share cores, so a time depends more on the other ranks than on the
+   choice, and tests are off. */
+void tuners_init(struct tuners *tuners, struct tuning *tuning, bool shares_cores);
 /* Finds the tuner of a kind of call. The first call of a kind gets a new word. *out is NULL if there are too many
    kinds; then the call runs as predicted. NO_MEMORY. */
 tutti_status tuners_find_or_create(struct tuners *tuners, const struct tuner_key *key, struct tuner **out);
+/* Frees all tuners. */
 void tuners_finish(struct tuners *tuners);
-/* Call it when this rank asks for an algorithm: the other ranks then stop tuners of that collective. */
+/* Stops the tuners of a collective on all ranks of the host, because this rank asks for an algorithm. */
 void tuners_stop_collective(struct tuners *tuners, enum collective collective);
+/* Returns the rank that decides for a kind of call. */
 int tuner_get_decider(const struct tuner_key *key, int ranks);
 
 /* ---- decider only ---- */
 /* The operation that begins, and how many operations other ranks may be behind and ahead of it. */
 struct moment { uint64_t operation, behind, ahead; };
+/* Counts a call of this kind that begins, and continues, ends or starts an A/B test. */
 void tuner_begin_call(struct tuners *tuners, struct tuner *tuner, const struct moment *now,
     const struct variant_limits *limits);
-/* Returns the number of calls whose times are read together. */
+/* Returns how many calls have their times read together. */
 uint64_t tuner_get_batch(const struct tuner *tuner);
-/* Adds the time of a timed call. */
+/* Adds the ns of an operation, if it belongs to the current block. */
 void tuner_add_time(struct tuner *tuner, uint64_t operation, double ns);
-/* True if the call that begins may look for a candidate. */
+/* True if the call that begins, before tuner_begin_call, may look for a candidate. */
 bool tuner_may_search(const struct tuners *tuners, const struct tuner *tuner);
-/* Sets what is predicted for the tensors' present placement. If they were placed differently before, the tuner starts
-   again. */
+/* Sets the question and the predicted choice for the present placement of the tensors. If the placement has changed,
+   the tuner starts again. */
 void tuner_set_placement(struct tuner *tuner, const struct question *question, const struct choice *predicted);
-/* Reports where tensors lay in a call that looked first, or was to read them, against the cost. */
+/* Reports where the tensors of a call lay that selected late, or was to read them, against the cost. A
+   placement-dependent variant ends if they do not allow it. */
 void tuner_report_placement(struct tuner *tuner, enum placement_kind placement);

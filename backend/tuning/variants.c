@@ -7,7 +7,7 @@
 
 enum { LEAST_TILE = 16 << 10, MOST_TILE = 4 << 20, MOST_SLOTS = 4, STORED_AT_LEAST = 4 << 10 };
 
-/* Repeats the choice for the same call as if the tensors lay in `placement`. */
+/* Makes the choice for the same call as if the tensors lay in `placement`. */
 static tutti_status variant_choose_for_placement(const struct variant_limits *limits, const struct question *question,
     enum placement_kind placement, bool must_read, struct choice *out)
 {
@@ -16,71 +16,76 @@ static tutti_status variant_choose_for_placement(const struct variant_limits *li
     other.must_read = must_read;
     return chooser_make_choice(limits->chooser, &other, out);
 }
-/* A call that looks first waits for all ranks. So it does not replace a one-sided operation (execute/tracks.h): the
-   time of a single call does not show what one-sidedness saves. */
+/* Sets *out to late selection of the choice for the possible placement. *exists stays false if tensors cannot be
+   shared, the call selects late anyway, or the cost is too high. A call that selects late waits for all ranks. So it
+   does not replace a one-sided operation (execute/tracks.h): the time of a single call does not show what one-sidedness
+   saves. */
 static tutti_status variant_select_late(const struct variant_limits *limits, const struct question *question,
     struct choice *out, bool *exists)
 {
     size_t part = question->message_bytes / (size_t)limits->chooser->layout->largest;
     bool awaits_all = !collective_has_root(question->collective) || part > TRACK_BYTES;
-    if (!placement_is_shared(limits->could_be) || question->placement != TENSORS_PRIVATE || !awaits_all)
+    if (!placement_is_shared(limits->possible) || question->placement != TENSORS_PRIVATE || !awaits_all)
         return TUTTI_OK;
     TRY(chooser_make_choice(limits->chooser, question, out));
-    bool is_dear = 1 + choice_cost_of_late_selection(limits->chooser, out) > limits->most;
-    if (choice_selects_late(limits->chooser, out) || is_dear) return TUTTI_OK;
+    bool costs_too_much = 1 + choice_cost_of_late_selection(limits->chooser, out) > limits->max_cost_ratio;
+    if (choice_selects_late(limits->chooser, out) || costs_too_much) return TUTTI_OK;
     *exists = true;
-    TRY(variant_choose_for_placement(limits, question, limits->could_be, false, out));
+    TRY(variant_choose_for_placement(limits, question, limits->possible, false, out));
     out->selects_late = true;
     return TUTTI_OK;
 }
-/* Private tensors can be opened for reading if the call looks first anyway. */
+/* Changes whether *choice reads open tensors. Private tensors can be opened for reading if the call selects late
+   anyway. */
 static tutti_status variant_toggle_reading(const struct variant_limits *limits, const struct question *question,
     struct choice *choice, bool *exists)
 {
     struct choice least;
-    bool open = placement_is_open(question->placement),
-         could_be = question->placement == TENSORS_PRIVATE && placement_is_open(limits->could_be);
-    if (question->must_read || !(open || could_be)) return TUTTI_OK;
+    bool is_open = placement_is_open(question->placement),
+         may_open = question->placement == TENSORS_PRIVATE && placement_is_open(limits->possible);
+    if (question->must_read || !(is_open || may_open)) return TUTTI_OK;
     TRY(chooser_make_choice(limits->chooser, question, &least));
-    bool may_read = open || choice_selects_late(limits->chooser, &least);
+    bool may_read = is_open || choice_selects_late(limits->chooser, &least);
     if (choice->reads_private) TRY(variant_choose_for_placement(limits, question, TENSORS_PRIVATE, false, choice));
     else
-        TRY(variant_choose_for_placement(limits, question, open ? question->placement : limits->could_be, true,
+        TRY(variant_choose_for_placement(limits, question, is_open ? question->placement : limits->possible, true,
             choice));
-    *exists = may_read && choice->cost <= limits->most * least.cost;
+    *exists = may_read && choice->cost <= limits->max_cost_ratio * least.cost;
     return TUTTI_OK;
 }
-/* Makes the choice of another algorithm as it is predicted, if that cost is not too high. */
+/* Makes the choice with another algorithm, the number-th other candidate from 0. *exists: there is one, and its cost is
+   not too high. */
 static tutti_status variant_change_algorithm(const struct variant_limits *limits, const struct question *question,
     const struct choice *from, int number, struct choice *out, bool *exists)
 {
-    struct question asked = *question;
+    struct question other = *question;
     struct choice least;
     for (const struct algorithm *algorithm = collectives_table; algorithm->name; algorithm++) {
         if (algorithm->collective != question->collective || algorithm == from->algorithm
             || !chooser_considers_algorithm(limits->chooser, algorithm) || number-- > 0)
             continue;
-        asked.algorithm = algorithm;
+        other.algorithm = algorithm;
         TRY(chooser_make_choice(limits->chooser, question, &least));
-        TRY(chooser_make_choice(limits->chooser, &asked, out));
+        TRY(chooser_make_choice(limits->chooser, &other, out));
         out->selects_late = from->selects_late;
-        *exists = out->cost <= limits->most * least.cost;
+        *exists = out->cost <= limits->max_cost_ratio * least.cost;
         return TUTTI_OK;
     }
     return TUTTI_OK;
 }
-/* A tile as large as the message is the only one. It has no others in flight, and cannot be larger. */
+/* Applies change 0 to 4 of the cutting: tile doubled, halved or quartered, one slot more or less. False: the result is
+   out of range. If one tile has the whole message, only smaller tiles are a change. */
 static bool variant_change_cutting(const struct question *question, int change, struct choice *choice)
 {
-    bool one = choice->tile_bytes >= question->message_bytes;
+    bool is_one_tile = choice->tile_bytes >= question->message_bytes;
     size_t tile = choice->tile_bytes;
     while (tile / 2 >= question->message_bytes) tile /= 2;
     switch (change) {
-    case 0: choice->tile_bytes = 2 * tile; return !one && 2 * tile <= MOST_TILE;
+    case 0: choice->tile_bytes = 2 * tile; return !is_one_tile && 2 * tile <= MOST_TILE;
     case 1: choice->tile_bytes = tile / 2; return tile / 2 >= LEAST_TILE;
     case 2: choice->tile_bytes = tile / 4; return tile / 4 >= LEAST_TILE;
-    case 3: choice->slots++; return !one && choice->slots <= MOST_SLOTS;
-    default: choice->slots--; return !one && choice->slots >= 2;
+    case 3: choice->slots++; return !is_one_tile && choice->slots <= MOST_SLOTS;
+    default: choice->slots--; return !is_one_tile && choice->slots >= 2;
     }
 }
 tutti_status choice_make_variant(const struct variant_limits *limits, const struct question *question,
@@ -89,12 +94,12 @@ tutti_status choice_make_variant(const struct variant_limits *limits, const stru
     struct choice found = *from;
     *exists = false;
     if (number == 0) {
-        if (limits->paced && question->message_bytes >= STORED_AT_LEAST)
+        if (limits->is_paced && question->message_bytes >= STORED_AT_LEAST)
             TRY(choice_writes_slots(limits->chooser, question, &found, exists));
-        found.ordinary = !found.ordinary;
+        found.ordinary_stores = !found.ordinary_stores;
     } else if (number == 1) {
         TRY(choice_writes_slots(limits->chooser, question, &found, exists));
-        found.short_laps = !found.short_laps;
+        found.short_ring = !found.short_ring;
     } else if (number < READ_VARIANT) {
         *exists = variant_change_cutting(question, number - 2, &found);
     } else if (number == READ_VARIANT) {

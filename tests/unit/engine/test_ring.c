@@ -89,7 +89,7 @@ static void mix(struct rank *me)
         for (int again = 0; again < 3; again++) {
             sum(me, data, bytes, call + again);
             const struct program_cut *c = x->run.cut;               /* tiles of one place are of one counter */
-            REQUIRE(c->single || c->tile_slots % (uint32_t)x->launch.program->plan->slots == 0);
+            REQUIRE(c->is_single_tile || c->tile_slots % (uint32_t)x->launch.program->plan->slots == 0);
             size_t said = 0;                            /* all ranks say the same */
             _Atomic size_t *at = &shared->slots_at[3 * call + again];
             bool first = atomic_compare_exchange_strong(at, &said, x->run.slots_at + 1);

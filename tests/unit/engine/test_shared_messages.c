@@ -211,7 +211,7 @@ static void listen_soon(struct rank *me)
     tutti_request request = TUTTI_REQUEST_INIT;
     unsigned char byte = 1;
     if (me->rank == 0) {
-        struct control *mine = me->comm->executor.site.mine;
+        struct control *mine = me->comm->executor.site.own_control;
         REQUIRE(start(me, false, &byte, 1, 1, &request) == TUTTI_OK);
         drive_alone(me->comm);
         struct backoff backoff = me->comm->group.backoff;

@@ -35,7 +35,7 @@ static bool all_are_sources(const tutti_comm *comm, enum collective collective)
     const struct program *p = comm->launcher.recent[collective].program;
     bool all = p->touch_count > 0;
     for (int i = 0; i < p->touch_count; i++)
-        all &= comm->executor.theirs[p->touches[i].rank][p->touches[i].buffer].source != NULL;
+        all &= comm->executor.peer_operands[p->touches[i].rank][p->touches[i].buffer].source != NULL;
     return all;
 }
 static float *numbers(size_t count, int rank)

@@ -147,7 +147,7 @@ static void timed_main(struct rank *me)
     for (int number = 0; number < 4000; number++)
         for (int k = 0; k < 4; k++) call(me, number, &four[k], in, out);
     for (int number = 0; number < 4000; number++) call(me, number, &to_root, in, out);
-    for (int k = 0; k < 5 && me->rank == 0 && l->tuners.trying == TRIES; k++) {
+    for (int k = 0; k < 5 && me->rank == 0 && l->tuners.mode == TUNER_ON; k++) {
         const struct tuner *t = l->recent[k < 4 ? collectives[k] : REDUCE].tuner;
         REQUIRE(tuner_get_decider(&t->key, me->size) == 0 && t->lost > 0);
     }

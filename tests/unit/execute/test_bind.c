@@ -14,7 +14,7 @@ static struct piece locate(size_t length, size_t offset, int tile)
     static const struct place places[] = { { 0, 0 }, { 0, 1 } };
     struct uneven uneven = { .agreement = IN_PAIRS };
     struct executor x = {
-        .launch.uneven = &uneven, .site.rank = 1, .site.places = places, .theirs = theirs, .run.cut = &cut
+        .launch.uneven = &uneven, .site.rank = 1, .site.places = places, .peer_operands = theirs, .run.cut = &cut
     };
     return bind_locate_chunk(&x, &(struct span){ .rank = 0, .buffer = INPUT, .count = 1 }, 0, tile);
 }

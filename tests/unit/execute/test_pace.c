@@ -12,12 +12,12 @@ static void test_accidents_change_nothing(void **state)
     (void)state;
     struct pace p = { .line_ns = 150 };
     pace_record_times(&p, 10, 35);
-    assert_true(p.ordinary);
+    assert_true(p.ordinary_stores);
     for (int i = 0; i < 30; i++) pace_record_times(&p, 1, i % 2 ? 35 : 1e6); /* interrupted, or the memory was busy */
-    assert_true(p.ordinary);
+    assert_true(p.ordinary_stores);
     pace_record_times(&p, 20, 140);
     pace_record_times(&p, 1, 30);
-    assert_false(p.ordinary);
+    assert_false(p.ordinary_stores);
 }
 static void test_it_follows_the_cores(void **state)
 {
@@ -25,29 +25,29 @@ static void test_it_follows_the_cores(void **state)
     struct pace p = { .line_ns = 150 };
     for (int turn = 0; turn < 3; turn++) {
         pace_record_times(&p, 10, 40);
-        assert_true(p.ordinary);
+        assert_true(p.ordinary_stores);
         pace_record_times(&p, 10, 130);
-        assert_false(p.ordinary);
+        assert_false(p.ordinary_stores);
     }
     pace_record_times(&p, 100, 1e9);                                /* however long, it is forgotten as quickly */
     pace_record_times(&p, 10, 40);
-    assert_true(p.ordinary);
+    assert_true(p.ordinary_stores);
 }
 static void test_between_both_it_stays_as_it_is(void **state)
 {
     (void)state;
     struct pace p = { .line_ns = 150 };
     pace_record_times(&p, 50, 88);
-    assert_false(p.ordinary);
+    assert_false(p.ordinary_stores);
     pace_record_times(&p, 20, 30);
     pace_record_times(&p, 50, 75);
-    assert_true(p.ordinary);
+    assert_true(p.ordinary_stores);
 }
 static void test_it_goes_on_measuring(void **state)
 {
     (void)state;
     for (int ordinary = 0; ordinary < 2; ordinary++) {
-        struct pace p = { .ordinary = ordinary };
+        struct pace p = { .ordinary_stores = ordinary };
         int measured = 0;
         for (int call = 0; call < 1000; call++) measured += pace_measurement_is_due(&p);
         assert_in_range(measured, 5, 50);

@@ -20,7 +20,7 @@ struct bench {                                          /* a decider, and what i
     struct tuners tuners;
     struct variant_limits limits;
 };
-static struct bench *bench_create(enum trying trying)
+static struct bench *bench_create(enum tuner_mode mode)
 {
     struct bench *b = calloc(1, sizeof *b);
     assert_non_null(b);
@@ -30,7 +30,7 @@ static struct bench *bench_create(enum trying trying)
     };
     assert_non_null(b->chooser.cache);
     b->tuners.tuning = &b->tuning;
-    b->tuners.trying = trying;
+    b->tuners.mode = mode;
     b->limits = (struct variant_limits){ &b->chooser, true, HUGE_VAL, TENSORS_PRIVATE };
     return b;
 }
@@ -137,10 +137,10 @@ static void step(struct bench *b, struct tuner *kinds[KINDS], int rank, int inde
     if (decides && code & TUNER_TIMED) tuner_add_time(t, operation, UNIT * (1000 + (double)(random_next(seed) % 300)));
 }
 /* 0: all begin an operation before one begins the next. */
-static void run_apart(enum trying trying, uint64_t apart, uint64_t seed)
+static void run_apart(enum tuner_mode mode, uint64_t apart, uint64_t seed)
 {
     static const enum collective collectives[KINDS] = { ALLREDUCE, REDUCE, BROADCAST, ALLGATHER };
-    struct bench *b = bench_create(trying);
+    struct bench *b = bench_create(mode);
     struct tuner *kinds[KINDS];
     struct history *h = history_create(apart, &seed);
     int at[RANKS] = { 0 }, least = 0, changes = 0;
@@ -165,8 +165,8 @@ static void ranks_that_are_apart_run_the_same(void **state)
     (void)state;
     for (uint64_t seed = 1; seed <= 5; seed++) {
         for (int apart = 0; apart <= TRACKS; apart += TRACKS) {
-            run_apart(TRIES, (uint64_t)apart, seed);
-            run_apart(TRIES_ANYTHING, (uint64_t)apart, seed);
+            run_apart(TUNER_ON, (uint64_t)apart, seed);
+            run_apart(TUNER_TAKES_ANY_VARIANT, (uint64_t)apart, seed);
         }
     }
 }
@@ -177,13 +177,13 @@ static double first_ns(const struct choice *c)
 {
     double ns = 1000;
     if (c->tile_bytes != 128 << 10) ns += 60.0 * abs(__builtin_ctzll(c->tile_bytes) - 17);
-    ns += 80.0 * (4 - c->slots) + (c->ordinary ? 0 : 200) + (c->short_laps ? 0 : 100);
+    ns += 80.0 * (4 - c->slots) + (c->ordinary_stores ? 0 : 200) + (c->short_ring ? 0 : 100);
     return ns + (strcmp(c->algorithm->name, "one_shot") == 0 ? 3000 : 0);
 }
 /* When cores have been moved: the opposite. */
 static double then_ns(const struct choice *c)
 {
-    return 1000 + 80.0 * (c->slots - 2) + (c->ordinary ? 200 : 0) + (c->short_laps ? 300 : 0)
+    return 1000 + 80.0 * (c->slots - 2) + (c->ordinary_stores ? 200 : 0) + (c->short_ring ? 300 : 0)
         + (strcmp(c->algorithm->name, "one_shot") == 0 ? 3000 : 0);
 }
 typedef double cost(const struct choice *c);
@@ -195,7 +195,7 @@ static double call(struct bench *b, struct tuner *t, uint64_t *operation, int ca
     for (int i = 0; i < calls; i++, ++*operation) {
         tuner_begin_call(&b->tuners, t, &(struct moment){ *operation, 0, 0 }, &b->limits);
         uint32_t code = code_at(t, *operation);
-        struct choice runs = t->this.choice;
+        struct choice runs = t->incumbent.choice;
         uint32_t chosen = code & ~(uint32_t)TUNER_TIMED;
         if (chosen) assert_true(choice_decode(chosen, ALLREDUCE, &runs));
         else assert_int_equal(chooser_make_choice(&b->chooser, &t->question, &runs), TUTTI_OK);
@@ -211,14 +211,14 @@ static void what_takes_less_is_found_and_found_again(void **state)
 {
     (void)state;
     for (uint64_t seed = 1; seed <= 8; seed++) {
-        struct bench *b = bench_create(TRIES);
+        struct bench *b = bench_create(TUNER_ON);
         struct question q = { .collective = ALLREDUCE, .message_bytes = MIB };
         struct tuner *t = add(b, &q, 0);
         uint64_t operation = 0, noise = seed;
         call(b, t, &operation, 6000, first_ns, &noise);
-        assert_true(first_ns(&t->this.choice) <= 1.05 * 1000);
+        assert_true(first_ns(&t->incumbent.choice) <= 1.05 * 1000);
         call(b, t, &operation, 60000, then_ns, &noise);
-        assert_true(then_ns(&t->this.choice) <= 1.05 * 1000);
+        assert_true(then_ns(&t->incumbent.choice) <= 1.05 * 1000);
         bench_destroy(b);
     }
 }
@@ -236,13 +236,13 @@ static void lasts_as_long_as_tensors_allow(struct bench *b, struct tuner *t, con
 {
     uint64_t operation = 0, noise = 3;
     call(b, t, &operation, 6000, venture->ns, &noise);
-    assert_false(venture->is_of(t->this.code));         /* this rank's tensors do not allow it */
-    b->limits.could_be = venture->could_be;
+    assert_false(venture->is_of(t->incumbent.code));         /* this rank's tensors do not allow it */
+    b->limits.possible = venture->could_be;
     lies = venture->are;                                /* as the others' are; a choice of another cost */
     call(b, t, &operation, 6000, venture->ns, &noise);
-    assert_true(venture->is_of(t->this.code) && t->look.seen == venture->are);
+    assert_true(venture->is_of(t->incumbent.code) && t->attempt.seen == venture->are);
     call(b, t, &operation, 20000, venture->ns, &noise);
-    assert_true(venture->ns(&t->this.choice) == 700);
+    assert_true(venture->ns(&t->incumbent.choice) == 700);
     lies = TENSORS_PRIVATE;
     uint64_t before = operation, candidates = 0;
     for (int i = 0; i < 20000; i++) {
@@ -250,7 +250,7 @@ static void lasts_as_long_as_tensors_allow(struct bench *b, struct tuner *t, con
         candidates += venture->is_of(code_at(t, operation - 1));
     }
     assert_true(operation - before == 20000 && candidates < 200);         /* seldom, although this rank's allow it */
-    b->limits.could_be = TENSORS_PRIVATE;
+    b->limits.possible = TENSORS_PRIVATE;
     call(b, t, &operation, 3 * TRACKS, venture->ns, &noise);
     for (int i = 0; i < 2000; i++) {
         call(b, t, &operation, 1, venture->ns, &noise);
@@ -261,7 +261,7 @@ static void shared_tensors_are_looked_at_as_long_as_that_takes_less(void **state
 {
     static const struct venture look = { looked_ns, choice_code_selects_late, TENSORS_SHARED_IN_PLACE,
         TENSORS_SHARED_APART };
-    struct bench *b = bench_create(TRIES);
+    struct bench *b = bench_create(TUNER_ON);
     struct question q = { .collective = ALLREDUCE, .message_bytes = 64 << 10 };
     (void)state;
     b->chooser.machine.line = 3000;                     /* so it does not look by cost */
@@ -273,7 +273,7 @@ static void shared_tensors_are_looked_at_as_long_as_that_takes_less(void **state
 static void private_tensors_are_read_as_long_as_that_takes_less(void **state)
 {
     static const struct venture reading = { read_ns, choice_code_reads, TENSORS_OPEN_IN_PLACE, TENSORS_OPEN_APART };
-    struct bench *b = bench_create(TRIES);
+    struct bench *b = bench_create(TUNER_ON);
     struct question q = { .collective = ALLREDUCE, .message_bytes = MIB };
     (void)state;
     struct tuner *t = add(b, &q, 0);
@@ -286,32 +286,32 @@ static void private_tensors_are_read_as_long_as_that_takes_less(void **state)
 }
 static void of_long_calls_few_are_enough(void **state)
 {
-    struct bench *b = bench_create(TRIES);
+    struct bench *b = bench_create(TUNER_ON);
     struct question q = { .collective = ALLREDUCE, .message_bytes = 64 * MIB };
     struct tuner *t = add(b, &q, 0);
     uint64_t operation = 0, noise = 3;
     (void)state;
     call(b, t, &operation, 100, first_ns, &noise);
-    assert_true(first_ns(&t->this.choice) < 0.95 * first_ns(&t->predicted));
+    assert_true(first_ns(&t->incumbent.choice) < 0.95 * first_ns(&t->predicted));
     bench_destroy(b);
 }
 /* What is predicted is the best, and all else takes four times as long. */
 static double nothing_else_ns(const struct choice *c)
 {
-    bool predicted = !c->ordinary && !c->short_laps && c->slots == 2 && c->tile_bytes == 512 << 10;
+    bool predicted = !c->ordinary_stores && !c->short_ring && c->slots == 2 && c->tile_bytes == 512 << 10;
     return strcmp(c->algorithm->name, "two_shot") == 0 && predicted ? 1000 : 4000;
 }
 static void trying_costs_little(void **state)
 {
-    struct bench *b = bench_create(TRIES);
+    struct bench *b = bench_create(TUNER_ON);
     struct question q = { .collective = ALLREDUCE, .message_bytes = MIB };
     struct tuner *t = add(b, &q, 0);
     uint64_t operation = 0, noise = 3;
     (void)state;
-    assert_true(nothing_else_ns(&t->this.choice) == 1000);
+    assert_true(nothing_else_ns(&t->incumbent.choice) == 1000);
     double early = call(b, t, &operation, 1000, nothing_else_ns, &noise);
     double later = call(b, t, &operation, 100000, nothing_else_ns, &noise);
-    assert_true(nothing_else_ns(&t->this.choice) == 1000);
+    assert_true(nothing_else_ns(&t->incumbent.choice) == 1000);
     assert_true(early < 1000 * 1000 * 1.3);             /* a tenth, and one A/B test more that nobody could foresee */
     assert_true(later < 1000 * 100000 * 1.03);
     bench_destroy(b);
@@ -320,7 +320,7 @@ static void trying_costs_little(void **state)
 /* ---- who is left alone ---- */
 static void what_nobody_times_is_seldom_asked_for(void **state)
 {
-    struct bench *b = bench_create(TRIES);
+    struct bench *b = bench_create(TUNER_ON);
     struct question q = { .collective = ALLREDUCE, .message_bytes = MIB };
     struct tuner *t = add(b, &q, 0);
     int timed = 0, calls = 20000;
@@ -336,7 +336,7 @@ static void nothing_is_tried_where_somebody_asks_or_it_is_off(void **state)
 {
     (void)state;
     for (int off = 0; off < 2; off++) {
-        struct bench *b = bench_create(off ? TRIES_NOTHING : TRIES);
+        struct bench *b = bench_create(off ? TUNER_OFF : TUNER_ON);
         struct question q = { .collective = ALLREDUCE, .message_bytes = MIB };
         struct tuner *t = add(b, &q, 0);
         uint64_t operation = 0, noise = 5;
@@ -350,7 +350,7 @@ static void what_was_tried_ends_when_somebody_asks(void **state)
 {
     (void)state;
     for (int calls = 0; calls < 400; calls += 7) {
-        struct bench *b = bench_create(TRIES);
+        struct bench *b = bench_create(TUNER_ON);
         struct question q = { .collective = ALLREDUCE, .message_bytes = MIB };
         struct tuner *t = add(b, &q, 0);
         uint64_t operation = 0, noise = 5;
@@ -366,7 +366,7 @@ static void what_was_tried_ends_when_somebody_asks(void **state)
 }
 static void there_are_so_many_kinds_and_no_more(void **state)
 {
-    struct bench *b = bench_create(TRIES);
+    struct bench *b = bench_create(TUNER_ON);
     (void)state;
     for (size_t i = 0; i <= MOST_TUNERS + 1; i++) {          /* the last is the first again */
         struct tuner_key key = { ALLREDUCE, 0, false, i <= MOST_TUNERS ? 1000 + i : 1000 };
