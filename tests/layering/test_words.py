@@ -15,12 +15,12 @@ CEILINGS = {
     "names of private words": 0,
     "tags with two meanings": 0,
     "static functions of one word": 0,
-    "comments beside the code": 113,
+    "comments beside the code": 108,
     "sentences of comments": 0,
     "sentences of literals": 0,
     "sentences of pages": 0,
 }
-LEAST_WORDS_OF_A_NAME = 3.1
+LEAST_WORDS_OF_A_NAME = 3.11
 # backend/transports has the table of its own providers, and kernels the table of kernels/cpu.
 PROVIDERS = [f"backend/transports/{name}" for name in ("fabric", "tcp", "ucx", "verbs")]
 CIRCLES_OF_FOLDERS = [["backend/transports", *PROVIDERS], ["kernels", "kernels/cpu"]]
