@@ -104,7 +104,7 @@ typedef enum tutti_op {
 } tutti_op;
 /* Returns the bytes of one element, or 0 for an unknown type. */
 TUTTI_API size_t tutti_dtype_bytes(tutti_dtype dtype);
-/* Return the printed name of the tables above. */
+/* Return the printed name of the tables above, or "unknown type" and "unknown operation". */
 TUTTI_API const char *tutti_dtype_name(tutti_dtype dtype);
 TUTTI_API const char *tutti_op_name(tutti_op op);
 

@@ -168,8 +168,7 @@ tutti_status tutti_compressor_average(tutti_compressor *compressor, void *data, 
         return status_refuse(TUTTI_INVALID_ARGUMENT, "tutti_compressor_average: the array is NULL");
     if (!pack_find(dtype))
         return status_refuse(TUTTI_INVALID_ARGUMENT,
-            "gradients of type %s cannot be compressed; use float32 or bfloat16",
-            tutti_dtype_name(dtype) ? tutti_dtype_name(dtype) : "no known");
+            "gradients of type %s cannot be compressed; use float32 or bfloat16", tutti_dtype_name(dtype));
     const struct compressed_exchange *exchange = &compressor->exchange;
     struct array_cut cut = compressor_cut_array(compressor, count);
     char *mine = (char *)data + cut.first * tutti_dtype_bytes(dtype);

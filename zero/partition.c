@@ -35,7 +35,7 @@ static tutti_status config_check_model(const tutti_zero_config *config)
         if (config->dtype[u] != TUTTI_FLOAT32 && config->dtype[u] != TUTTI_BFLOAT16)
             return status_refuse(TUTTI_INVALID_ARGUMENT,
                 "zero: unit %d has elements of type %s; use float32 or bfloat16", u,
-                tutti_dtype_name(config->dtype[u]) ? tutti_dtype_name(config->dtype[u]) : "no known");
+                tutti_dtype_name(config->dtype[u]));
     return TUTTI_OK;
 }
 

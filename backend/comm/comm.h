@@ -2,7 +2,6 @@
 #pragma once
 #include "backend/engine/comm.h"
 
-enum { SPLIT_NONE = -1 };
 /* Creates the communicator of config->rank, and joins its group. Ranks find each other by `id`, or by the store of the
    config if `id` is NULL. After an error *out is NULL. */
 tutti_status comm_create(const tutti_config *config, const tutti_unique_id *id, tutti_comm **out);
