@@ -49,8 +49,8 @@ def reconfigure(handles: Iterable[str], *, uuid: int, timeout: timedelta | None 
         raise TypeError("reconfigure: handles must be a list or a set of texts, not one text")
     group, backend = _find_default("reconfigure")
     if timeout is not None:
-        from torch_tutti._compatibility import limit
-        timeout = limit(timeout, "reconfigure")
+        from torch_tutti._compatibility import checked_timeout
+        timeout = checked_timeout(timeout, "reconfigure")
     changed = backend._change_members(uuid, list(handles), not isinstance(handles, Set), timeout)
     if changed is backend:
         update_torch_tables(group, [backend])

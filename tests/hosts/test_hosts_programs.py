@@ -12,7 +12,6 @@ import runpy
 import sys
 
 import pytest
-import torch
 import torch.distributed as dist
 from across import BACKEND
 from test_programs import LIMIT_S, PROGRAMS, ROOT, without_processes

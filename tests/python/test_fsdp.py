@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import Shard
-from training import agree, batch, flat, in_one_process, loss_of, network, stochastic_descent
+from training import batch, flat, in_one_process, loss_of, network, stochastic_descent
 
 STEPS = 3
 BRIEF = {"mp_policy": MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)}

@@ -1,7 +1,6 @@
 """The package around the library: known to torch without an import, quick and harmless to load; and the command."""
 import ast
 import json
-import os
 import re
 import shutil
 import subprocess

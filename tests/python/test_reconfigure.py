@@ -311,6 +311,19 @@ def wrong_algorithm(world):
                                 pg_options=torch_tutti.Options(algorithm="nonsense=1", enable_reconfigure=True))
 
 
+def wrapped(world):
+    """A change in a group that torch's debugging wrapper wraps: torch up to 2.13 wraps the new group again."""
+    member = Member(world)
+    if not NEWER:
+        return member.all(100)
+    with refused(ValueError, "debugging wrapper does not follow", "TORCH_DISTRIBUTED_DEBUG"):
+        member.handle()
+
+
+def test_debug_mode(fresh):
+    fresh(2, join=False, environment={"TORCH_DISTRIBUTED_DEBUG": "DETAIL"}).run(wrapped)
+
+
 def test_algorithms_are_checked_before_anybody_joins(fresh):
     fresh(2, join=False).run(wrong_algorithm)
 

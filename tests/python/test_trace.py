@@ -3,7 +3,7 @@ and how it finds the rank in a name."""
 import pickle
 
 import pytest
-from test_flight_recorder import judged_by_torch, traces_in, verdict_of
+from test_flight_recorder import traces_in
 
 from torch_tutti import _recorder, _trace, cli
 from torch_tutti._trace_export import export, translated

@@ -6,7 +6,7 @@ import torch.nn as nn
 from ranks import hosts_of_job
 from torch.nn.parallel import DistributedDataParallel
 from training import same_on_all_ranks
-from zero_training import (STEPS, Images, Network, Picky, Words, agree, equal, fused, go_back, ids_of, loss_of,
+from zero_training import (STEPS, Images, Network, Picky, Words, agree, equal, go_back, ids_of, loss_of,
                            pair, step_rounded, train_beside, trained, values)
 
 from torch_tutti import zero
