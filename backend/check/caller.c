@@ -40,16 +40,17 @@ static void checker_judge_results(struct checker *checker, const struct schedule
             const struct value *value =
                 &checker_cell(checker, span_of_chunk(schedule->rank, OUTPUT, c), 0, t, operation)->value;
             if (value->operation != operation || !result_is_right(checker, schedule, c, t, value))
-                checker_report_error(checker, "wrong result", schedule->rank, c, t);
+                checker_report_chunk(checker, "wrong result", schedule->rank, c, t);
         }
 }
-/* True if `value` is what the caller put into INPUT chunk c, or OUTPUT shares the cell and may have changed it. */
-static bool input_is_intact(const struct checker *checker, const struct schedule *schedule, int c,
+/* True if `value` is what the caller put into a tile of INPUT chunk c, or OUTPUT shares the cell and may have changed
+   it. */
+static bool input_is_intact(const struct checker *checker, const struct schedule *schedule, int c, int tile,
     const struct value *value)
 {
     int cell = plan_cell_index(checker->plan, schedule->rank, INPUT, c),
         output = plan_cell_index(checker->plan, schedule->rank, OUTPUT, 0);
-    bool intact = value->valid && value->chunk == c && !value->premultiplied && !value->finished;
+    bool intact = value->valid && value->tile == tile && value->chunk == c && !value->premultiplied && !value->finished;
     for (int w = 0; w < CHECK_WORDS; w++)
         intact &= value->have[w] == (w == schedule->rank / 64 ? value_rank_bit(schedule->rank) : 0);
     return intact || (!schedule->absent[OUTPUT] && cell >= output && cell < output + schedule->chunks[OUTPUT]);
@@ -61,8 +62,8 @@ static void checker_judge_inputs(struct checker *checker, const struct schedule 
         for (int t = 0; t < checker->tiles; t++) {
             const struct value *value =
                 &checker_cell(checker, span_of_chunk(schedule->rank, INPUT, c), 0, t, operation)->value;
-            if (value->operation != operation || !input_is_intact(checker, schedule, c, value))
-                checker_report_error(checker, "input changed", schedule->rank, c, t);
+            if (value->operation != operation || !input_is_intact(checker, schedule, c, t, value))
+                checker_report_chunk(checker, "input changed", schedule->rank, c, t);
         }
 }
 /* Writes new symbolic values into a rank's tensor, as a caller does between operations. */

@@ -60,6 +60,8 @@ bool checker_init(struct checker *checker);
 void checker_finish(struct checker *checker);
 /* Lets the check fail. The first error is described with the rank, step and tile. */
 void checker_report_error(struct checker *checker, const char *what, int rank, int step, int tile);
+/* Like checker_report_error, for a chunk of a tensor: described with the rank, chunk and tile. */
+void checker_report_chunk(struct checker *checker, const char *what, int rank, int chunk, int tile);
 /* Returns the entry of the message that the rank posts at this step, for a tile of an operation; it has NULL until
    then. */
 struct check_message **checker_message(struct checker *checker, int rank, int step, int tile, int operation);

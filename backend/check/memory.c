@@ -14,6 +14,12 @@ void checker_report_error(struct checker *checker, const char *what, int rank, i
         snprintf(checker->why, checker->why_bytes, "%s: rank %d step %d tile %d", what, rank, step, tile);
     checker->failed = true;
 }
+void checker_report_chunk(struct checker *checker, const char *what, int rank, int chunk, int tile)
+{
+    if (!checker->failed)
+        snprintf(checker->why, checker->why_bytes, "%s: rank %d chunk %d tile %d", what, rank, chunk, tile);
+    checker->failed = true;
+}
 
 /* ---- values ---- */
 void value_reduce(struct checker *checker, struct value *into, const struct value *from)

@@ -1,4 +1,5 @@
 /* What the checker says of plans that are wrong in one known way. */
+#include "backend/check/check.h"
 #include "tests/support/unit.h"
 #include "tests/unit/schedule/examples.h"
 
@@ -102,7 +103,7 @@ static void nobody_divides(void **state)
     struct plan p = built(&one_shot, together(&hosts, 2), 0);
     (void)state;
     for (int j = 0; j < p.ranks[0].step_count; j++) p.ranks[0].steps[j].finish = false;
-    rejects(&p, 1, "wrong result: rank 0");
+    rejects(&p, 1, "wrong result: rank 0 chunk 0 tile 0");
     plan_finish(&p);
 }
 static void record_twice(struct schedule *s)
@@ -147,7 +148,33 @@ static void an_input_is_changed(void **state)
     struct schedule *s = &p.ranks[0];
     (void)state;
     *step_to(s, &s->steps[2]) = span_of_chunk(0, INPUT, 0);
-    rejects(&p, 1, "input changed: rank 0");
+    rejects(&p, 1, "input changed: rank 0 chunk 0 tile 0");
+    plan_finish(&p);
+}
+/* Steps make a value of another tile invalid, so this test writes one itself. Without OUTPUT only INPUT is judged. */
+static void an_input_has_the_value_of_another_tile(void **state)
+{
+    struct plan p = built(&one_shot, together(&hosts, 2), 0);
+    struct schedule *s = &p.ranks[0];
+    char why[200] = "";
+    struct checker checker = { .plan = &p,
+        .tiles = 2,
+        .operations = 1,
+        .slots = p.slots,
+        .threads = p.size * p.slots,
+        .tensor_cells = s->chunks[INPUT] + s->chunks[OUTPUT],
+        .why = why,
+        .why_bytes = sizeof why };
+    (void)state;
+    assert_true(checker_init(&checker));
+    s->absent[OUTPUT] = true;
+    checker_rewrite_tensors(&checker, s, 0);
+    checker_judge_operation(&checker, s, 0);
+    assert_false(checker.failed);
+    checker_cell(&checker, span_of_chunk(0, INPUT, 0), 0, 1, 0)->value.tile = 0;
+    checker_judge_operation(&checker, s, 0);
+    assert_string_equal(why, "input changed: rank 0 chunk 0 tile 1");
+    checker_finish(&checker);
     plan_finish(&p);
 }
 static void a_plan_of_some_ranks_cannot_be_checked(void **state)
@@ -175,6 +202,7 @@ int test_plan_check(void)
         cmocka_unit_test(a_contribution_counts_twice),
         cmocka_unit_test(nothing_is_done),
         cmocka_unit_test(an_input_is_changed),
+        cmocka_unit_test(an_input_has_the_value_of_another_tile),
         cmocka_unit_test(a_plan_of_some_ranks_cannot_be_checked),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
