@@ -1,8 +1,9 @@
-/* A group on a host has one memfd. It begins with a header that identifies the group and has the first failure and
-   rank 0's record. Then come the parts that are resident from the start, with a fixed size for each rank: control
-   blocks, lines, declarations, introductions and accounts. The sparse part follows on pages of its own: counts and
-   pairs, which grow with the square of the ranks, and slots. Seals fix the size before any rank maps the file, so no
-   rank can make another's access fault by shrinking it. */
+/* A group on a host has one memfd. It begins with a header that identifies the group and has the first failure, the
+   parameters that the first rank of the host has published, and the state of the tuners. Then come the parts that are
+   resident from the start, with a fixed size for each rank: control blocks, lines, declarations, join infos and
+   accounts of failures. The sparse part follows on pages of its own: counts and pairs, which grow with the square of
+   the ranks, and slots. Seals fix the size before any rank maps the file, so no rank can make another's access fault by
+   shrinking it. */
 #include "backend/host/segment.h"
 #include "backend/base/memory.h"
 #include "backend/base/status.h"

@@ -114,7 +114,8 @@ struct join_info {
     uint64_t nonce_at;
     /* `admits` is 1 if other processes can put fences into its threads (base/fence.h). */
     uint64_t admits;
-    /* Rank 0 and this rank write `ping` in turns, and `core` is this rank's wait_core() at its last answer. */
+    /* The first rank of the host and this rank write `ping` in turns, and `core` is this rank's wait_core() at its last
+       answer. */
     _Alignas(128) _Atomic uint32_t ping;
     _Atomic uint32_t core;
 };

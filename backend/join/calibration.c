@@ -155,7 +155,8 @@ static void parameters_publish(const tutti_comm *comm, const struct link_costs *
     int distance = distance_of_line_time(farthest.line);
     bool may_keep = false, is_known = machine_find_parameters(distance, &parameters);
     if (!is_known) parameters = parameters_measure(comm, &farthest, distance, &may_keep);
-    LOG(DEBUG, "%s: a cache line takes %.0f ns from rank 0 to the farthest rank", comm->group.name, farthest.line);
+    LOG(DEBUG, "%s: a cache line takes %.0f ns from the first rank of the host to the farthest", comm->group.name,
+        farthest.line);
     struct parameters all = { parameters, *link_costs };
     machine_override_parameters(&all.machine, settings_get()->parameters);
     link_costs_publish(link_costs, &all.machine);

@@ -474,8 +474,9 @@ tutti_status plan_choose_tile(const struct plan *plan, const struct machine *mac
 /* ---- waiting ---- */
 /* Competitive spinning: a thread that polls for as long as a sleep costs takes at most twice the best time. Pauses keep
    the core from others, so they take a quarter of that time. Yields give the core away, so they may take much longer:
-   ranks that compute arrive 0.1 to 0.5 ms apart, and each sleep would cost them 30 us (tests/bench/bench_decode.py). */
-enum { PAUSES_OF_SLEEP = 4, SLEEPS_OF_YIELDS = 40 };
+   ranks that compute arrive 0.1 to 0.5 ms apart, and should not sleep each time (tests/bench/bench_decode.py).
+   How long a thread pauses, and how long it yields, in sleeps: */
+static const double SLEEPS_OF_PAUSES = 0.25, SLEEPS_OF_YIELDS = 40;
 /* Returns how many rounds of `each` ns take `time` ns, at least one. */
 static int time_count_rounds(double time, double each)
 {
@@ -483,6 +484,6 @@ static int time_count_rounds(double time, double each)
 }
 struct spin_budget machine_spin_budget(const struct machine *machine, double poll_ns)
 {
-    return (struct spin_budget){ time_count_rounds(machine->sleep / PAUSES_OF_SLEEP, machine->pause + poll_ns),
+    return (struct spin_budget){ time_count_rounds(SLEEPS_OF_PAUSES * machine->sleep, machine->pause + poll_ns),
         time_count_rounds(SLEEPS_OF_YIELDS * machine->sleep, machine->yield + poll_ns) };
 }

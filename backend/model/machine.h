@@ -2,7 +2,9 @@
    measured once per host and distance of the ranks (probe.c) in a few tens of milliseconds, and kept on disk between
    jobs (kept.c). The cost of a schedule (cost.c) and the spin budget follow from them.
 
-   A group uses the parameters of one of its ranks, so all its ranks decide equally. */
+   All ranks of a group plan with the same parameters: on one host those of its first rank, on several hosts typical
+   ones with the measured costs of the network (comm_set_machine). The spin budget of a rank comes from the parameters
+   of its own host's first rank; if the rank is alone on its host, they are typical, too. */
 #pragma once
 #include "include/tutti.h"
 

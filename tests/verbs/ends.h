@@ -27,7 +27,7 @@ void ends_init(struct end ends[2], enum ibv_qp_type type);
 void ends_finish(struct end ends[2]);                   /* and nothing is left */
 struct ibv_qp *end_pair(struct end *e, enum ibv_qp_type type, uint32_t works);         /* one more */
 
-/* The attributes of a connection of `qp` to a pair on that device; change them before end_connect. */
+/* The attributes of a connection of `qp` to a pair on that device; change them before pair_receive and pair_send. */
 struct ibv_qp_attr path_to(int device, uint32_t qp_num);
 void pair_init(struct ibv_qp *qp, unsigned access);     /* to INIT */
 int pair_receive(struct ibv_qp *qp, struct ibv_qp_attr attr);          /* to RTR; returns what ibv_modify_qp does */
