@@ -37,7 +37,7 @@ static uint64_t request_get_label(const tutti_request *request)
 {
     return request->struct_size > offsetof(tutti_request, label) ? request->label : 0;
 }
-/* Refuses a request whose options do not go with its queue. */
+/* Refuses an invalid queue, options that a queue excludes, and a request that is still in its queue. */
 static tutti_status request_check_queue(const tutti_request *request, tutti_queue *queue)
 {
     const struct operation *op = (const struct operation *)(const void *)request->reserved;
@@ -50,8 +50,9 @@ static tutti_status request_check_queue(const tutti_request *request, tutti_queu
             "the request is still in its queue: take it with tutti_queue_wait before you use it again");
     return TUTTI_OK;
 }
-/* Refuses a request of an unknown size or with contradicting options. */
-static tutti_status request_check_options(const tutti_request *request)
+/* Refuses a request of an unknown size. If it has a queue, also refuses an invalid queue, and a request that is
+   `blocking`, has `done`, or is still in its queue. */
+static tutti_status request_check(const tutti_request *request)
 {
     size_t size = request->struct_size;
     if (size != sizeof *request && size != offsetof(tutti_request, label) && size != FIRST_REQUEST_BYTES)
@@ -109,7 +110,7 @@ tutti_status call_check_buffer(const void *buffer, size_t bytes, const char *wha
 tutti_status call_prepare_operation(tutti_comm *comm, int collective, size_t count, size_t parts, tutti_dtype dtype,
     int root, tutti_request *request, struct operation *out)
 {
-    if (request) TRY(request_check_options(request));
+    if (request) TRY(request_check(request));
     tutti_status status = call_check_comm(comm);
     /* The request counts as refused until call_run_operation starts it. */
     if (request) request->refused = !comm || status == TUTTI_OK;

@@ -53,7 +53,7 @@ bool Futures::ensure_idle(Queue *q)
     q->lacks_threads = error && !q->works.empty();
     return !error;
 }
-void Futures::begin(const std::string &who)
+void Futures::start_first_thread(const std::string &who)
 {
     Queue *q = queue();
     std::lock_guard<std::mutex> lock(q->mutex);

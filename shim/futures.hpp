@@ -15,7 +15,7 @@ class Futures {
   public:
     /* Starts a thread that completes futures, unless one exists. Throws SystemError, whose text begins with `who`, if
      * no thread can start. */
-    static void begin(const std::string &who);
+    static void start_first_thread(const std::string &who);
     /* Queues a Work, whose futures a thread then completes. The queue takes over one reference to the Work. */
     static void push(Work *work);
     /* Starts a thread unless one is idle. Returns false if no thread can complete one more future. */

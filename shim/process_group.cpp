@@ -35,8 +35,8 @@ ProcessGroupTutti::ProcessGroupTutti(const c10::intrusive_ptr<c10d::Store> &stor
     } else {
         take_communicator(communicator_join(store, rank, size, group, *options_, options_->timeout));
     }
-    /* If this throws, the other ranks, which have joined by now, see this rank leave. */
-    Futures::begin(c10::str("rank ", rank, " of group ", group));
+    /* Starts the thread that completes futures. If that throws, other ranks that have joined see this rank leave. */
+    Futures::start_first_thread(c10::str("rank ", rank, " of group ", group));
     init();
     begin_recording();
 }

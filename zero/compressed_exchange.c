@@ -109,12 +109,12 @@ static struct packing exchange_choose_packing(const struct compressed_exchange *
     float threshold = (float)(is_average ? exchange->how.threshold / exchange->ranks : exchange->how.threshold);
     return (struct packing){ forms[exchange->how.form], kept, exchange->how.stochastic, seed, threshold };
 }
-/* Replaces the buffers if they have no room for slices of slice_bytes and averages of average_bytes. packed_finish
-   zeroes these two fields, so they are set again. */
+/* Replaces the buffers if they have no room for slices of slice_bytes and averages of average_bytes. The caller has set
+   these two fields; packed_finish zeroes *packed, so they are set again. */
 static tutti_status packed_reserve(struct packed_slices *packed, const struct compressed_exchange *exchange)
 {
-    size_t sides = (size_t)exchange->sides, slot = packed->slice_bytes, back = packed->average_bytes,
-           room = size_larger(slot, back);
+    size_t sides = (size_t)exchange->sides, slice_bytes = packed->slice_bytes, average_bytes = packed->average_bytes,
+           room = size_larger(slice_bytes, average_bytes);
     if (room <= packed->side_room) return TUTTI_OK;
     packed_finish(packed);
     packed->sources = memory_alloc_zeroed(sides, sizeof *packed->sources);
@@ -125,8 +125,8 @@ static tutti_status packed_reserve(struct packed_slices *packed, const struct co
     TRY(tutti_mem_alloc((void **)&packed->in, room * sides));
     packed->in_bytes = packed->out_bytes + sides;
     packed->offsets = packed->in_bytes + sides;
-    packed->slice_bytes = slot;
-    packed->average_bytes = back;
+    packed->slice_bytes = slice_bytes;
+    packed->average_bytes = average_bytes;
     packed->side_room = room;
     return TUTTI_OK;
 }

@@ -213,7 +213,8 @@ tutti_status sum_wait(struct sums *sums, struct gradient_sum *sum)
 }
 
 /* ---- residuals ---- */
-/* Returns this rank's residual of the part of a parameter that is in a side's slice. *out gets that part. */
+/* Returns this rank's residual of the part of a parameter that is in a side's slice. *out gets that piece.
+   sums->residual must not be NULL. */
 static float *sums_residual_of_piece(const struct sums *sums, int parameter, int side, struct slice_piece *out)
 {
     int unit = sums->partition->parameter[parameter].unit;

@@ -72,7 +72,7 @@ void *shared_mapping_base(struct shared_mapping *mapping)
     return base;
 }
 /* Drops one user of *link; if it was the last, unlinks the mapping and returns it. The caller holds the lock. */
-static struct shared_mapping *shared_mapping_unlink(struct shared_mapping **link)
+static struct shared_mapping *shared_mapping_drop_user(struct shared_mapping **link)
 {
     struct shared_mapping *mapping = *link;
     if (--mapping->users) return NULL;
@@ -91,7 +91,7 @@ void shared_mapping_leave(struct shared_mapping *mapping)
     pthread_mutex_lock(&lock);
     struct shared_mapping **link = &mappings, *last = NULL;
     while (*link && *link != mapping) link = &(*link)->next;
-    if (*link) last = shared_mapping_unlink(link);
+    if (*link) last = shared_mapping_drop_user(link);
     pthread_mutex_unlock(&lock);
     shared_mapping_free(last);
 }
@@ -101,7 +101,7 @@ bool shared_mapping_leave_at(void *base)
     struct shared_mapping **link = &mappings, *last = NULL;
     while (*link && (*link)->base != base) link = &(*link)->next;
     bool found = base && *link;
-    if (found) last = shared_mapping_unlink(link);
+    if (found) last = shared_mapping_drop_user(link);
     pthread_mutex_unlock(&lock);
     shared_mapping_free(last);
     return found;

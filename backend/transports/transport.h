@@ -48,7 +48,7 @@ enum readiness {
     CONNECTED,
     /* The message would have to wait for a connection, which the network requests unless it was refused. */
     UNCONNECTED,
-    /* Earlier sends already wait on this network, and the message must stay behind them. */
+    /* Earlier sends wait on this network, or its link is broken. The message must take this network, too. */
     SENDS_WAIT
 };
 struct transport_operations {

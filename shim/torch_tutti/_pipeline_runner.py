@@ -43,7 +43,8 @@ def _group_of(group: dist.ProcessGroup | None, ranks: int) -> dist.ProcessGroup:
     if not isinstance(chosen, dist.ProcessGroup):
         raise ValueError("pipeline: this rank is in no such group; call init_process_group first")
     if backend_of(chosen) is None:
-        raise ValueError(f"pipeline: the group's backend for CPU tensors is {dist.get_backend(chosen)}, not tutti")
+        raise ValueError("pipeline: the group has no tutti backend for CPU tensors (its backend is "
+                         f"{dist.get_backend(chosen)})")
     if chosen.size() != ranks:
         raise ValueError(f"pipeline: it has {ranks} ranks, but the group has {chosen.size()}")
     return chosen

@@ -346,7 +346,7 @@ def wrong_stages(world):
            wrapped if me else wrapped.module, "1f1b")
     refuse("rank 0 of 1f1b .*: stage 0 is on meta, but the group uses another backend than tutti for it",
            Block(0).to("meta"), "1f1b")
-    refuse("backend for CPU tensors is gloo, not tutti", two, group=world.gloo)
+    refuse("no tutti backend for CPU tensors .its backend is gloo", two, group=world.gloo)
     refused(ValueError, "it has 3 ranks, but the group has 2", lambda: Pipeline("1f1b", 3, 4).runner(two))
     others = [dist.new_group([rank]) for rank in range(2)][1 - me]
     refuse("this rank is in no such group", two, group=others)

@@ -20,7 +20,8 @@ def run_refusals(world):
                                                                                 compression="int8"))
     refused(ValueError, "precision='fp8'; it must be 'bf16' or None", lambda: zero.shard(model, adam, precision="fp8"))
     refused(ValueError, "hosts='replicated' with stage 3", lambda: zero.shard(model, adam, hosts="replicated"))
-    refused(ValueError, "backend for CPU tensors is gloo", lambda: zero.shard(model, adam, group=world.gloo))
+    refused(ValueError, "no tutti backend for CPU tensors .its backend is gloo",
+            lambda: zero.shard(model, adam, group=world.gloo))
     refused(ValueError, "not part of the model", lambda: zero.shard(model, adam, units=[nn.Linear(1, 1)]))
     some = torch.optim.AdamW([model.scale])
     refused(ValueError, "is not in the optimizer", lambda: zero.shard(model, some))

@@ -137,19 +137,21 @@ def memcpy(size: int, device: str) -> Reference:
         """Writes both buffers, the source last."""
         target.fill_(1)
         source.fill_(1)
-        copy(1)                                         # wakes the copy path, which has been idle as well
+        # wakes the code of the copy, which has been idle as well
+        copy(1)
     return partial(copy, size), touch
 
 
 def update(size: int, device: str) -> Reference:
-    """Returns (a pass that reads and writes `size` bytes in place, a function that writes them): the least time of an
-    operation that moves each byte once."""
+    """Returns (a pass that reads and writes `size` bytes in place, a function that writes them before it). An operation
+    that reads and writes each byte once cannot take less time than the pass."""
     values = torch.zeros(size // 4, dtype=torch.float32, device=device)
     first = values[:1]
 
     def touch() -> None:
         """Writes the buffer."""
         values.fill_(1)
+        # wakes the code of add_, which has been idle as well
         first.add_(1)
     return partial(values.add_, 1), touch
 

@@ -131,8 +131,9 @@ def parts(job: Job, s: Strategy, rank: int) -> tuple[Model, Model]:
 
 
 def held(schedule: str, pp: int, microbatches: int, rank: int) -> float:
-    """Returns the most microbatches whose activations a rank keeps at the same time; docs/pipelines.md has the
-    table."""
+    """Returns how many microbatches' activations a rank keeps at the same time, at most: exact for rank 0. rank: in the
+    pipeline, from 0. Two stages on a rank ("interleaved", "zb-v") keep activations of half the size each, so two count
+    as one. docs/pipelines.md has the table."""
     most = {"naive": 1, "gpipe": microbatches, "1f1b": pp - rank, "zb-h1": pp, "zb-v": pp,
             "interleaved": (2 * (pp - 1) + pp + 1) / 2}[schedule]
     return min(most, microbatches)

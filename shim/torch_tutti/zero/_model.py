@@ -122,12 +122,14 @@ def _placement_of(stage: int, hosts: str | None) -> str:
 
 
 def _group_of(group: dist.ProcessGroup | None) -> dist.ProcessGroup:
-    """Returns the group, or the default one for None. Raises ValueError if its backend is not tutti."""
+    """Returns the group, or the default one for None. Raises ValueError if this rank is not in it, or its backend
+    for CPU tensors is not tutti."""
     chosen = dist.GroupMember.WORLD if group is None else group
     if not isinstance(chosen, dist.ProcessGroup):
         raise ValueError("zero.shard: this rank is in no such group; call init_process_group first")
     if backend_of(chosen) is None:
-        raise ValueError(f"zero.shard: the group's backend for CPU tensors is {dist.get_backend(chosen)}, not tutti")
+        raise ValueError("zero.shard: the group has no tutti backend for CPU tensors (its backend is "
+                         f"{dist.get_backend(chosen)})")
     return chosen
 
 
