@@ -202,8 +202,8 @@ typedef struct tutti_config {
     /* The name or address of the store's host. Ranks may then be on several hosts. They use the network interface that
        leads there, or TUTTI_SOCKET_IFNAME. If both are unset, all ranks are on one host. */
     const char *store_host;
-    /* Removes a key from the store, so that a joined group leaves little there; gets the store's context. May be NULL
-       or fail: remaining keys are harmless. */
+    /* Removes a key from the store, so that a joined group leaves little there; gets the store's context. The function
+       may be NULL or fail: remaining keys are harmless. */
     tutti_status (*store_remove)(void *context, const char *key);
     /* [size]: the job rank of each rank, read while the communicator is made. All ranks must give the same list, or all
        that have joined get MISMATCH with both lists. In one job (job_size > 0, after the processes have made a

@@ -12,7 +12,7 @@ tutti_status pages_init(struct pages *pages, size_t largest);
 void pages_finish(struct pages *pages);
 /* Reserves a decommitted address range and returns it in *out. bytes must be whole pages. */
 tutti_status pages_reserve_range(const struct pages *pages, size_t bytes, void **out);
-/* Returns the addresses of a range to the system. NULL is allowed. */
+/* Gives the addresses of a range back to the system. NULL is allowed. */
 void pages_release_range(void *at, size_t bytes);
 /* Gives the range memory of zeros. */
 tutti_status pages_commit_range(void *at, size_t bytes);

@@ -87,7 +87,7 @@ static tutti_status segment_plan(struct segment *out, const struct segment_shape
 /* Maps the file of a segment and sets the pointers to its parts. */
 static tutti_status segment_map(struct segment *out, const struct offsets *offsets, int descriptor)
 {
-    void *base = arena_map(descriptor, offsets->bytes);
+    void *base = shared_file_map(descriptor, offsets->bytes);
     if (base == MAP_FAILED)
         return status_fail(TUTTI_NO_MEMORY,
             "cannot map %zu bytes of shared memory: %s (limit on address space? see ulimit -v)", offsets->bytes,

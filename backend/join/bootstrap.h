@@ -1,7 +1,8 @@
 /* How the ranks of a new group find each other. Every rank brings one member record and gets the table of all. There
- * are three ways. A key-value store: each rank writes one key, reads three and removes one. Rank 0 collects the records
- * and publishes the table, so the store serves O(p) requests. Records of earlier groups in the store are not trusted. A
- * unique id: rank 0 listens on a socket that the id names. An existing communicator: backend/comm/split.c. */
+ * are three ways. A key-value store: a rank other than 0 usually writes one key, reads three times and removes one key.
+ * Rank 0 collects the records and publishes the table, so the store serves O(p) requests. Records of earlier groups in
+ * the store are not trusted. A unique id: rank 0 listens on a socket that the id names. An existing communicator:
+ * backend/comm/split.c. */
 #pragma once
 #include "backend/join/terms.h"
 

@@ -1,8 +1,9 @@
-/* Exchanges the ranks' cores and the machine parameters of all ranks while a group joins. The parameters depend on the
-   distance of the cores, which the hypervisor or the system may have changed since the last group. So the first rank of
-   the host first exchanges pings with the others, a few microseconds with each, and takes the known parameters of that
-   distance. If there are no known ones, it measures them on its own core and the core of the farthest rank. The others
-   answer the pings and wait for the parameters. All waits have a limit. */
+/* Exchanges the cores of a host's ranks, and gives them the same machine parameters, while a group joins. The
+   parameters depend on the distance of the cores, which the hypervisor or the system may have changed since the last
+   group. So the first rank of the host first exchanges pings with one rank on each of the other cores, a few
+   microseconds with each, and takes the known parameters of the largest distance. If there are no known ones, it
+   measures them on its own core and the core of the farthest rank. The others answer the pings and wait for the
+   parameters. All waits have a limit. */
 #include "backend/join/calibration.h"
 #include "backend/base/clock.h"
 #include "backend/base/log.h"
@@ -25,7 +26,7 @@ _Static_assert(sizeof(struct parameters) <= PARAMETERS_BYTES, "the segment has r
 static bool comm_is_host_leader(const tutti_comm *comm) { return comm->executor.site.index == 0; }
 
 /* ---- cores ---- */
-void calibration_introduce_rank(const tutti_comm *comm)
+void calibration_publish_rank(const tutti_comm *comm)
 {
     cpu_set_t set;
     struct join_info *own = segment_join_info(comm->group.segment, group_index_of_rank(&comm->group, comm->group.rank));

@@ -1,8 +1,8 @@
 /* A dissemination barrier of the hosts by messages (Hensgen, Finkel, Manber: Two algorithms for barrier
    synchronization, 1988). In round k a host sends to the host 2^k ahead and receives from the host 2^k behind. After
-   log2(hosts) rounds, rounded up, all hosts have joined. Then the hosts measure, and a second barrier carries the
-   results. These are the first messages over the network, so a network that does not pass them fails here and not in
-   the first operation. */
+   log2(hosts) rounds, rounded up, all hosts have joined. One barrier runs over each network. Then the hosts measure,
+   and a last barrier carries the results. These are the first messages over the network, so a network that does not
+   pass them fails here and not in the first operation. */
 #include "backend/join/host_barrier.h"
 #include "backend/join/host_exchange.h"
 #include "backend/join/link_cost.h"

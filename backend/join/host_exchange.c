@@ -54,7 +54,7 @@ static tutti_status host_exchange_await_transfer(tutti_comm *comm, const struct 
         else group_back_off(&comm->group, n);
     }
 }
-/* Cancels a transfer that is not complete. Returns when the router no longer uses its memory. */
+/* Cancels a transfer that is not complete, and waits until the router no longer uses its memory. */
 static void host_exchange_end_transfer(struct router *router, struct transfer *transfer)
 {
     while (transfer->state == TRANSFER_POSTED && !router_cancel(router, transfer)) router_poll(router);

@@ -1,7 +1,7 @@
-/* Joins the known members. This rank places them on hosts, connects to their processes and maps the segments, which
-   proves that ranks share a host. It watches the peers and connects the transports. It waits for the ranks of its host
-   and then for the other hosts, and agrees with all on the machine parameters. comm_destroy cleans up after a failed
-   join. */
+/* Joins the known members. This rank places them on hosts, connects to their processes, or holds links to those on
+   other hosts, and maps the segments, which proves that ranks share a host. It watches the peers, publishes its cores,
+   and makes the router. It waits for the ranks that share memory. The first rank of a host then waits for the other
+   hosts. The ranks of a host agree on the machine parameters. comm_destroy cleans up after a failed join. */
 #include "backend/join/join.h"
 #include "backend/base/clock.h"
 #include "backend/base/log.h"
@@ -219,7 +219,7 @@ static tutti_status join_run_steps(tutti_comm *comm, int64_t deadline_ms)
     TRY(join_connect_peers(comm, deadline_ms));
     TRY(join_map_segments(comm, deadline_ms));
     membership_watch_peers(comm);
-    calibration_introduce_rank(comm);
+    calibration_publish_rank(comm);
     TRY(messages_create_router(comm));
     TRY(join_await_ranks(comm, deadline_ms));
     struct link_costs link_costs = { 0 };

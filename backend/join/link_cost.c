@@ -2,8 +2,8 @@
    gives the time of a message. Large exchanges of two lengths give the time of a byte when both directions are full.
    They also give the extra time of an announced message: an offer, an answer and the bytes take about three messages.
    If the bytes of the first length are slow, the second length is left out, and three messages are assumed. If the
-   kernel's link time shows that the hosts are far apart, only few exchanges are made. So all takes at most 50 ms on any
-   usable link. Both hosts make every decision from the values of both. */
+   kernel's link time shows that the hosts are far apart, only few exchanges are made, because each takes long. Both
+   hosts make every decision from the values of both. */
 #include "backend/join/link_cost.h"
 #include "backend/base/clock.h"
 #include "backend/base/log.h"

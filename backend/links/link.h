@@ -88,12 +88,12 @@ void link_receive(struct peer *peer);
 void link_tick_open(struct peer *peer, int64_t now_ms);
 
 /* ---- connect.c: outgoing connections ---- */
-/* Handles a ready socket. The link may end. */
+/* Handles the ready socket of a connection attempt. The link may end. */
 void link_connect_on_ready(struct peer *peer);
 /* Starts, retries or gives up a connection attempt. The link may end. */
 void link_connect_tick(struct peer *peer, int64_t now_ms);
 /* ---- accept.c: incoming connections ---- */
-/* Handles a ready descriptor of an incoming connection. Returns false if the descriptor is not one of these. */
+/* Handles a ready descriptor: the listener's or an incoming connection's. Returns false if it is neither. */
 bool incoming_links_on_ready(int descriptor);
 /* Drops the incoming connections whose time is over, unless their next message has arrived. */
 void incoming_links_tick(int64_t now_ms);

@@ -222,7 +222,7 @@ bool arena_give_up_spare(void)
     block_free_memory(&old);
     return has_spare;
 }
-void *arena_map(int descriptor, size_t bytes)
+void *shared_file_map(int descriptor, size_t bytes)
 {
     void *at;
     do at = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, descriptor, 0);
@@ -404,7 +404,7 @@ int arena_copy_descriptor(uint64_t number, size_t *bytes)
 static tutti_status peer_block_map(int descriptor, uint64_t number, size_t bytes, const char *whose, void **out)
 {
     TRY(memfd_check(descriptor, bytes, whose));
-    void *base = bytes < page_bytes() ? MAP_FAILED : arena_map(descriptor, bytes);
+    void *base = bytes < page_bytes() ? MAP_FAILED : shared_file_map(descriptor, bytes);
     if (base == MAP_FAILED)
         return status_fail(TUTTI_NO_MEMORY,
             "cannot map %zu bytes of %s shared tensors: %s (limit on address space? see ulimit -v)", bytes, whose,

@@ -32,8 +32,9 @@ struct arena_extent arena_extent(void);
    kept for a program that frees and allocates the same tensor repeatedly. A caller whose allocation failed tries again
    after true. */
 bool arena_give_up_spare(void);
-/* Maps a file of `bytes` bytes that other processes also map. Frees the spare block before it returns MAP_FAILED. */
-void *arena_map(int descriptor, size_t bytes);
+/* Maps a file of `bytes` bytes that other processes also map. The mapping is no part of the arena. If memory is short,
+   it first frees the spare block; it returns MAP_FAILED if that does not suffice. */
+void *shared_file_map(int descriptor, size_t bytes);
 /* Registers the arena's fork handlers once. A module that calls the arena with its own lock held calls this before it
    registers its own handlers. Then fork takes that module's lock first as well. */
 void arena_prepare(void);

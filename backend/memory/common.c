@@ -54,7 +54,7 @@ tutti_status shared_mapping_enter(const unsigned char token[16], struct shared_m
 }
 tutti_status shared_mapping_map(struct shared_mapping *mapping, int descriptor, size_t bytes)
 {
-    void *base = arena_map(descriptor, bytes);
+    void *base = shared_file_map(descriptor, bytes);
     if (base == MAP_FAILED)
         return status_fail(TUTTI_NO_MEMORY, "mmap of %zu bytes of common memory: %s", bytes, strerror(errno));
     memory_keep_out_of_children(base, bytes);

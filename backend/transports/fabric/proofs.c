@@ -1,7 +1,8 @@
 /* How two processes prove their identity when a fabric connects them. A handshake message needs no answer, so it has no
  * challenge. Instead each endpoint of a process has a turn, which only grows and which the proof covers. A message of
  * an earlier turn than the latest one is outdated. A fabric forgets the turns when it ends, so each message also names
- * the life of the fabric that it is for. A stranger that repeats a message has an outdated turn or another life. */
+ * the life of the fabric that it is for. A stranger that repeats a message of an earlier connection has an outdated
+ * turn or another life. */
 #include "backend/base/log.h"
 #include "backend/transports/fabric/fabric.h"
 #include <stdatomic.h>

@@ -39,8 +39,8 @@ void part_claims_open(struct pair *pair, uint64_t id)
 {
     atomic_store_explicit(&pair->claims, id << CLAIM_BITS, memory_order_relaxed);
 }
-/* Returns whether a word of claims is that of the message `id`, and has parts left. The word contains the id, so that a
-   late rank takes no part of the next message. */
+/* Returns whether a word of claims belongs to the message `id`, which has parts left. The word contains the id, so that
+   a late rank takes no part of the next message. */
 static bool claims_word_has_left(uint64_t word, uint64_t id, uint64_t parts)
 {
     return (word & ~CLAIM_MASK) == id << CLAIM_BITS && (word & CLAIM_MASK) < parts;

@@ -173,7 +173,8 @@ struct reader {
     struct pair *pair;
     /* The number of cells read. */
     uint32_t taken;
-    /* The position in the eager part, the credit received and returned, and the number of slots emptied. */
+    /* The position in the eager part, the credit taken by messages read, and returned, and the number of slots
+       emptied. */
     uint64_t position, received, returned, emptied;
     /* The writer has written an impossible value. */
     bool is_corrupt;
@@ -200,7 +201,7 @@ void reader_copy_eager(struct reader *reader, const struct envelope *envelope, u
 /* Frees the next cell and its payload, whose envelope was read. true: the writer may wait for room, so the caller must
    ring the writer's bell. */
 bool reader_free_cell(struct reader *reader, const struct envelope *envelope);
-/* Returns the credit of an eager message that has met its receive. */
+/* Gives back the credit of an eager message that has met its receive. */
 void reader_return_credit(struct reader *reader, uint64_t bytes);
 /* The fields of a slot as they were read once, and the address of the slot. */
 struct filled_slot {

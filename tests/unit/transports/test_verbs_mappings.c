@@ -78,7 +78,7 @@ static int told_so_far(const struct ear *e)
 }
 static int told(void)                                   /* and forgets it */
 {
-    while (!mappings_lock_settled()) mappings_unlock();
+    while (!mappings_lock_and_settle()) mappings_unlock();
     int count = ear.told;
     ear.told = 0;
     mappings_unlock();
@@ -198,7 +198,7 @@ static void cannot_watch(void)
     int file = mkstemp(path);
     need(file >= 0 && unlink(path) == 0 && ftruncate(file, (off_t)bytes) == 0, "there is a file");
     unsigned char *at = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE, file, 0);
-    mappings_lock_settled();
+    mappings_lock_and_settle();
     bool watched = mappings_watch_range((uintptr_t)at, (uintptr_t)at + bytes);
     mappings_unlock();
     if (watched) printf("this folder is in memory, so its files can be watched\n");
@@ -303,7 +303,7 @@ static void loses(void)
 {
     map_and_watch();
     need(close(descriptor_of_ours()) == 0, "a program closes what it does not know");
-    mappings_lock_settled();
+    mappings_lock_and_settle();
     need(ear.told >= 1 && ear.begin == 0 && ear.end == UINTPTR_MAX, "all is told to be gone");
     need(!mappings_watch_range(page, 2 * page), "and nothing is watched");
     mappings_unlock();
@@ -338,7 +338,7 @@ static void churns(void)
         pid_t child = fork();
         if (child == 0) _exit(0);
         need(waitpid(child, &how, 0) == child && how == 0, "children end");
-        mappings_lock_settled(); /* or not: they never pause */
+        mappings_lock_and_settle(); /* or not: they never pause */
         mappings_unlock();
     }
     stop = true;

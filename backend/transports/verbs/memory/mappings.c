@@ -93,7 +93,7 @@ static bool mappings_are_changing(void)
 }
 void mappings_lock(void) { pthread_mutex_lock(&lock); }
 void mappings_unlock(void) { pthread_mutex_unlock(&lock); }
-bool mappings_lock_settled(void)
+bool mappings_lock_and_settle(void)
 {
     mappings_lock();
     for (int64_t until_ns = 0; mappings_are_changing();) {

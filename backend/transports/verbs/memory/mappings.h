@@ -1,6 +1,6 @@
 /* Reports when memory of this process is unmapped, moved, or loses its pages (munmap, mremap, brk, mmap over it,
  * madvise). A listener that keeps data by address (registrations with a device) learns of it before the call returns.
- * After mappings_lock_settled it has learnt of every completed change.
+ * When mappings_lock_and_settle returns true, it has learnt of every completed change.
  *
  * The module uses userfaultfd, which needs no privilege for this; where it is forbidden, as in many containers, the
  * error gives the reason. The kernel does not report a mapped file that is truncated, or has holes punched into it,
@@ -24,7 +24,7 @@ tutti_status mappings_add_listener(struct mapping_listener *listener);
 void mappings_remove_listener(struct mapping_listener *listener);
 /* Takes the lock after all completed changes of watched memory have been reported. false: this is still uncertain after
    a millisecond, because other threads change their memory without a pause; the lock is taken all the same. */
-bool mappings_lock_settled(void);
+bool mappings_lock_and_settle(void);
 /* Takes the lock without waiting for reports. */
 void mappings_lock(void);
 void mappings_unlock(void);

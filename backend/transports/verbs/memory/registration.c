@@ -237,7 +237,8 @@ static struct ibv_mr *registration_cache_register_tensor(struct registration_cac
     /* The memory may be read-only for this process. */
     return registration_cache_register_region(cache, begin, end, IBV_ACCESS_REMOTE_READ);
 }
-/* Returns NO_MEMORY, with the text that the limit on locked memory (RLIMIT_MEMLOCK) is too low, and the remedies. */
+/* Returns NO_MEMORY. The text names the limit on locked memory (RLIMIT_MEMLOCK) and how to raise it, if there is a
+   limit. */
 static tutti_status registration_fail_limit(const char *device, size_t bytes)
 {
     struct rlimit limit = { RLIM_INFINITY, RLIM_INFINITY };
@@ -337,8 +338,9 @@ tutti_status registration_cache_take(struct registration_cache *cache, const voi
     struct location location;
     assert(bytes && end > begin);
     if (!arena_find(at, bytes, &location) || !registration_cache_take_block(cache, location.block, &taken)) {
-        bool found =
-            mappings_lock_settled() && entry_use(cache, registration_cache_find(cache, begin, end, is_written), &taken);
+        /* The lock is taken in either case. false: changes may be unreported, so no entry can be trusted. */
+        bool found = mappings_lock_and_settle()
+            && entry_use(cache, registration_cache_find(cache, begin, end, is_written), &taken);
         mappings_unlock();
         if (!found)
             taken =

@@ -4,7 +4,8 @@
  * - A block of the arena is registered whole when a tensor in it is first used, until the arena retires it.
  * - Other memory stays cached while it can be watched (mappings.h), within limits; the least recently used goes first.
  *   Memory that cannot be watched is registered for one transfer.
- * - Permanent registrations last until they are given back, and also serve transfers of any part of them.
+ * - Permanent registrations last until they are given back. They also serve transfers of any part of them, if the
+ *   device may read and write them and the cache has room for their entry.
  *
  * One cache serves one protection domain, and any number of threads. A forked child may call only
  * registration_cache_destroy, because the device's keys belong to the parent's memory. */
@@ -15,7 +16,8 @@ struct registration_cache;
 /* The limits of the entries that may be evicted; 0 means the default. */
 struct registration_limits { size_t bytes; int entries; };
 /* A registration that its user holds. The region covers at least the requested memory, by addresses of this process.
-   The other fields are for registration_cache_give: the index of its entry in the cache, or -1. */
+   The other fields are for registration_cache_give: the index of its entry in the cache, or -1, and whether the entry
+   is permanent. */
 struct registered {
     struct ibv_mr *region;
     int entry;
@@ -28,8 +30,9 @@ tutti_status registration_cache_create(struct ibv_pd *domain, struct registratio
 void registration_cache_destroy(struct registration_cache *cache);
 
 /* Registers memory for a transfer; the caller gives it back afterwards. The device may read the memory, and write it if
-   `is_written` is set. Memory that the device only reads may be read-only for this process. The text of NO_MEMORY names
-   the limit and how to raise it. */
+   `is_written` is set. Memory that the device only reads may be read-only for this process. NO_MEMORY: the text names
+   the limit on locked memory and how to raise it, if there is a limit. INVALID_ARGUMENT: part of the bytes is not
+   memory that this process may use this way. SYSTEM: any other error of the device. */
 tutti_status registration_cache_take(struct registration_cache *cache, const void *at, size_t bytes, bool is_written,
     struct registered *out);
 /* Gives back a registration. One that is in no entry of the cache, or whose memory is gone, is deregistered. */
