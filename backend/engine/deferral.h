@@ -1,8 +1,8 @@
 /* Deferred operations: small asynchronous operations that were started but not finished. Waking a thread for one costs
  * more than the operation itself. So the thread that starts it takes its first turn, and an unfinished operation is
- * then deferred. No thread drives it until it is needed: a caller here waits, tests or detaches, or a waiting rank
- * rings the bells of ranks that are DEFERRED. In a group of several hosts no operation is deferred, because a rank of
- * another host could not ring. */
+ * then deferred. No thread is woken for it until it is needed: a caller here waits, tests or detaches, or a waiting
+ * rank rings the bells of ranks that are DEFERRED. The progress thread visits it every 20 ms (most_sleep_ms). In a
+ * group of several hosts no operation is deferred, because a rank of another host could not ring. */
 #pragma once
 #include "backend/engine/driver.h"
 

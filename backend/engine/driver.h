@@ -67,7 +67,8 @@ void driver_take_submitted(tutti_comm *comm);
 void driver_accept_operation(tutti_comm *comm, struct operation *op);
 /* Begins an operation at once on an idle communicator, and continues it as far as it gets without waiting. */
 void driver_begin(tutti_comm *comm, struct operation *op);
-/* Takes over an operation that has begun; `status` is the result of its first step. */
+/* Takes over an operation that has begun; `status` is how far it got: IN_PROGRESS, OK, or why it fails. No other
+   operation is open. */
 void driver_continue_operation(tutti_comm *comm, struct operation *op, tutti_status status);
 /* Continues all operations as far as they get without waiting. Returns true if one made progress. Otherwise `blocked`
    gets the words whose changes end the wait. */

@@ -11,7 +11,8 @@ static bool fast_path_applies(const tutti_comm *comm, const struct call *call, c
         && call_is_same_kind(call, &comm->launcher.last) && bound->input == input && bound->output == output
         && !comm->launcher.pending.count && driver_is_idle(comm) && !windows_are_listening(&comm->windows);
 }
-/* Makes an operation of a call whose first step returned `status`, drives it to its end, and returns its result. */
+/* Makes an operation of a call that has begun; `status` is what executor_repeat_operation returned, not OK. Drives it
+   to its end, releases the driver role, and returns its result. */
 static tutti_status fast_path_continue(tutti_comm *comm, const struct call *call, tutti_status status)
 {
     const struct launch *bound = &comm->executor.launch;

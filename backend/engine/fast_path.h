@@ -1,6 +1,6 @@
 /* The fast path of repeated calls. Programs repeat small operations with the same buffers. Once a kind of call has
  * settled, it needs no more choices, tuner or look-ups. The next equal call reuses the checks and the bindings of the
- * last one. It becomes an operation only if a peer is late. */
+ * last one. It becomes an operation only if a peer is late or the call fails. */
 #pragma once
 #include "backend/engine/launch.h"
 

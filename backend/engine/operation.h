@@ -95,8 +95,8 @@ void operation_init(struct operation *out, tutti_comm *comm, int collective, uin
 /* Starts the operation and takes ownership of op->uneven. With `blocking` it waits for the end and returns the result.
    Otherwise it returns OK. */
 tutti_status operation_run(struct operation *op, bool blocking);
-/* Finishes a blocking call whose first step the driver has run; `status` is the result of that step. The caller holds
-   the driver role, which this function releases. */
+/* Finishes a blocking call that has begun; `status` is how far it got: IN_PROGRESS, OK, or why it fails. The caller
+   holds the driver role, which this function releases. No other operation is open. */
 tutti_status operation_continue(struct operation *op, tutti_status status);
 /* Waits for the end of the operation and returns its result. With timeout_ms > 0 its deadline is at most that far
    away. */
@@ -106,7 +106,7 @@ tutti_status operation_test(struct operation *op);
 /* Drives the operation for a moment. If it is not over then, hands it to the progress thread, so that it ends although
    its caller does other work. */
 void operation_detach(struct operation *op);
-/* Closes a communicator that has failed. Returns when no thread is inside one of its operations, and keeps the driver
+/* Closes a communicator that has failed. Waits until no thread is inside one of its operations, and keeps the driver
    role for good. Operations that start later end at once with the failure. */
 void operations_close_comm(tutti_comm *comm);
 

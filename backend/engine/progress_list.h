@@ -20,7 +20,7 @@ struct progress_entry {
 /* Requests that the progress thread drives the communicator. Returns true if this adds it to the list; false if it was
    in the list already, so the thread sleeps on its bell, too. */
 bool progress_list_add(tutti_comm *comm);
-/* Returns when the communicator has left the list. */
+/* Waits until the communicator has left the list. */
 void progress_list_await_removal(tutti_comm *comm);
 /* Wakes the progress thread. */
 void progress_thread_wake(void);

@@ -1,6 +1,6 @@
 /* The progress thread: one per process, from the first communicator to the last. It drives the communicators in its
- * list (progress_list.h) and sleeps on all their words at once. It keeps an idle communicator for a second after its
- * last work. */
+ * list (progress_list.h) and sleeps on all their words at once. It keeps up to 8 idle communicators, each for a second
+ * after its last work. */
 #pragma once
 #include "backend/base/status.h"
 

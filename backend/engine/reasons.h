@@ -1,4 +1,4 @@
-/* The reasons to fail a communicator. No function here waits. Driver only. */
+/* The reasons to fail a communicator. No function here waits, except as failure.h says. Driver only. */
 #pragma once
 #include "include/tutti.h"
 #include <stdbool.h>
