@@ -213,7 +213,7 @@ static std::vector<py::list> records_symbolize_frames(const std::vector<tutti::R
     return all;
 }
 /* Returns a list of the groups, and a list of the operations among the newest `max_records` records. Both are lists of
- * dicts. A field that torch's format has, too, has the same name as there. */
+ * dicts. A field that torch's format also has is named as there. */
 static py::tuple recording_to_python(size_t max_records)
 {
     tutti::Recording recording;

@@ -115,7 +115,7 @@ class ProcessGroupTutti final : public c10d::Backend {
     WorkPointer allreduce(Tensors &tensors, const c10d::AllreduceOptions &options) override;
     /* Runs a blocking all-reduce without a Work. Returns false, without any effect, if the call needs a Work. */
     bool allreduce_directly(const at::Tensor &tensor, const c10d::ReduceOp &op);
-    /* Sums the tensor over the ranks and normalises its rows, in place. Returns when the operation is over. */
+    /* Sums the tensor over the ranks and normalises its rows, in place. Waits until the operation is over. */
     void allreduce_norm(const at::Tensor &tensor, const Norm &norm);
     WorkPointer allreduce_sparse(Tensors &tensors, const c10d::AllreduceOptions &options) override;
     WorkPointer allreduce_coalesced(Tensors &tensors, const c10d::AllreduceCoalescedOptions &options) override;

@@ -24,10 +24,10 @@ def all_reduce_norm(tensor: Tensor, weight: Tensor | None = None, *, bias: Tenso
 
     weight, bias: [columns], of the tensor's type, the same on all ranks. kind: "rms", x / sqrt(mean(x²) + eps) * weight
     + bias, or "layer", which first subtracts the mean from x. residual: as `tensor`, the same on all ranks. own_rows: a
-    rank passes and gets the residual of only those rows that norm_rows() returns, and each row is normalised on one
-    rank; on tutti for the ranks of one host. This is faster from two ranks and some rows on. group: of any backend
-    (other backends run the operations one by one); None: the default group. Raises ValueError for arguments that do not
-    fit, and the errors of all_reduce.
+    rank passes and gets the residual of only those rows that norm_rows() returns. On tutti each row is then normalised
+    on one rank, which is faster from about two rows for each rank on; all ranks must be on one host, else
+    NotImplementedError. group: of any backend (other backends run the operations one by one); None: the default group.
+    Raises ValueError for arguments that do not fit, and the errors of all_reduce.
     """
     subtracts_mean = _KINDS.get(kind)
     if subtracts_mean is None:
@@ -40,8 +40,8 @@ def all_reduce_norm(tensor: Tensor, weight: Tensor | None = None, *, bias: Tenso
 
 
 def _check_no_gradient(**tensors: Tensor | None) -> None:
-    """Raises ValueError if one of these tensors requires a gradient. tensors: by the name of the argument; None is
-    allowed."""
+    """Raises ValueError if one of these tensors requires a gradient. tensors: by the name that the error gives them;
+    None is allowed."""
     for name, tensor in tensors.items():
         if tensor is not None and tensor.requires_grad:
             raise ValueError(f"all_reduce_norm: the {name} requires a gradient, but all_reduce_norm has no backward "

@@ -13,8 +13,9 @@ MOST_SHOWN = 40                         # actions in a line of the report
 
 def formula(pipeline: Pipeline) -> float:
     """Returns the share of the time in which a rank waits, if all stages take equally long, and a forward as long as
-    each half of a backward. idle: the waiting time of a rank, in forwards."""
+    each half of a backward."""
     ranks, microbatches, chunks = pipeline.ranks, pipeline.microbatches, pipeline.chunks
+    # the waiting time of a rank, in forwards
     idle = {"naive": ranks * microbatches * 3 - microbatches * 3, "gpipe": (ranks - 1) * 3, "1f1b": (ranks - 1) * 3,
             "interleaved": (ranks - 1) * 3, "zb-h1": ranks - 1, "zb-v": ranks - 1,
             "dualpipe-v": ranks - 1}[pipeline.name]

@@ -60,8 +60,8 @@ def spans_of(events: list[Event], units: list[str]) -> list[Span]:
 
 
 def _program_spans(events: list[Event], units: list[str]) -> Iterator[Span]:
-    """Yields the bars in the row of the program: forward, backward, waits, steps. computing: (what, name) of a bar that
-    lasts from one event to the next."""
+    """Yields the bars in the row of the program: forward, backward, waits, steps."""
+    # (what, name) of the bar that lasts from one event to the next
     last_end, computing = None, ("other", "other")
     program_events = (event for event in events if event.kind <= STEPPED)
     for event in sorted(program_events, key=lambda event: (event.ended, event.began)):

@@ -39,8 +39,8 @@ class Ranks:
     device: str = "cpu"
 
     def begin_together(self) -> None:
-        """Returns at the same time on all ranks of a host, without sleeping, for any backend. Collective. On hosts with
-        other clocks returns after AHEAD_NS at the latest."""
+        """Waits until a moment that is the same on all ranks of a host, without sleeping, for any backend. Collective.
+        On hosts with other clocks it waits for AHEAD_NS at most."""
         begin = torch.tensor([time.monotonic_ns() + AHEAD_NS])
         dist.broadcast(begin, group_src=0, group=self.control)
         begin_ns = min(int(begin), time.monotonic_ns() + AHEAD_NS)

@@ -152,7 +152,8 @@ def header(width: int) -> list[str]:
 
 
 def lines(row: dict[str, Any], width: int) -> list[str]:
-    """Returns a line of the table for each algorithm at one size. ratio: predicted divided by measured time."""
+    """Returns a line of the table for each algorithm at one size. Its ratio is the predicted time divided by the
+    measured one."""
     found = []
     for name, cell in row["algorithms"].items():
         ratio = cell["predicted"] / cell["measured"] if cell["predicted"] and cell["measured"] else None

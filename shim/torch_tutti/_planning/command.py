@@ -25,7 +25,7 @@ CLUSTER_OPTIONS = ("device", "flops", "efficiency", "memory", "link", "local_lin
 
 
 def has_cluster(options: argparse.Namespace) -> bool:
-    """True if any option describes a cluster."""
+    """True if an option under "a cluster" is given."""
     return options.json or options.measure or any(getattr(options, name) is not None for name in CLUSTER_OPTIONS)
 
 
@@ -140,9 +140,8 @@ def add_parser(commands: Any) -> None:
     plan = commands.add_parser(
         "plan", help="show what training a model takes, and how to divide it among devices", allow_abbrev=False,
         description="Computes the memory that a model takes on each rank, and the bytes that a host sends in a "
-                    "step, for DistributedDataParallel and each stage of torch_tutti.zero. If any option of the "
-                    "second group describes a cluster, it ranks all ways to divide the model among the devices "
-                    "instead.")
+                    "step, for DistributedDataParallel and each stage of torch_tutti.zero. With any option under "
+                    "\"a cluster\" it ranks all ways to divide the model among the devices instead.")
     _add_model(plan)
     _add_cluster(plan.add_argument_group("a cluster"))
     plan.set_defaults(run=run)

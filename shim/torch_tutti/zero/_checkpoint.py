@@ -186,7 +186,7 @@ class Checkpoint:
                 state[index] = states[number]
         found = {"state": state, "param_groups": self._groups(lambda _, index: index)}
         if self.core.has_feedback:
-            found["lost"] = {entry.name: self.core.lost(number).view(entry.parameter.shape)
+            found["lost"] = {entry.name: self.core.residual(number).view(entry.parameter.shape)
                              for number, entry in enumerate(self.manager.managed)}
         return found
 
@@ -225,7 +225,7 @@ class Checkpoint:
                 raise ValueError(f"zero: the residual of parameter {entry.name} has the shape {tuple(value.shape)} in "
                                  f"the state, but should have {tuple(entry.parameter.shape)}")
         for number, value in enumerate(found):
-            self.core.set_lost(number, value)
+            self.core.set_residual(number, value)
 
     def _own_part(self, number: int, name: str, value: Any) -> Any:
         """Returns this rank's flat part of a state value: of a whole tensor, or of the boxes of a Parts. Returns any
@@ -312,7 +312,7 @@ class ShardedState:
     def _residual_part(self, number: int) -> torch.Tensor:
         """Returns this rank's part of a parameter's residual of compression, flat. Collective."""
         piece = self._checkpoint.core.piece(number)
-        return self._checkpoint.core.lost(number)[piece.at: piece.at + piece.value.numel()].clone()
+        return self._checkpoint.core.residual(number)[piece.at: piece.at + piece.value.numel()].clone()
 
     def _as_parts(self, number: int, shape: torch.Size, part: torch.Tensor) -> torch.Tensor:
         """Returns a Parts of this shape that has `part`, this rank's flat part of a parameter's values or state. In

@@ -209,15 +209,15 @@ class Core:
         """Sets how many steps have updated a parameter."""
         _check(self._calls.tutti_zero_set_steps(self._zero, number, c_uint64(steps)))
 
-    def lost(self, number: int) -> torch.Tensor:
+    def residual(self, number: int) -> torch.Tensor:
         """Returns the residual of compression of a parameter, float32 and flat, the same on all ranks. Collective."""
         found = torch.empty(self._counts[number])
         _check(self._calls.tutti_zero_get_lost(self._zero, number, c_void_p(found.data_ptr())))
         return found
 
-    def set_lost(self, number: int, lost: torch.Tensor) -> None:
+    def set_residual(self, number: int, residual: torch.Tensor) -> None:
         """Divides the residual of a parameter, which must be the same on all ranks, among the ranks. Collective."""
-        flat = lost.detach().float().contiguous()
+        flat = residual.detach().float().contiguous()
         assert flat.numel() == self._counts[number]
         _check(self._calls.tutti_zero_set_lost(self._zero, number, c_void_p(flat.data_ptr())))
 

@@ -475,7 +475,8 @@ class Manager:
             self.core.keep(True)
 
     def unit_names(self) -> list[str]:
-        """Returns the name of each unit's module; "model" for the model itself."""
+        """Returns the name of each unit's module; "model" for the model itself; the class of a module that is no longer
+        in the model."""
         name_of = {module: name or "model" for name, module in self.model.named_modules()}
         return [name_of.get(module, type(module).__name__) for module in self.modules]
 

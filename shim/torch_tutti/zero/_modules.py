@@ -60,6 +60,6 @@ def materialize_untrained(module: nn.Module) -> None:
 
 
 def trim_heap() -> None:
-    """Returns freed memory to the system: the old memory of the parameters."""
+    """Gives freed memory back to the system: the old memory of the parameters."""
     with contextlib.suppress(AttributeError):              # only glibc has malloc_trim
         ctypes.CDLL(None).malloc_trim(0)
