@@ -19,7 +19,7 @@ ENVIRONMENT = ROOT / "build" / "frameworks"
 LIMIT_S = 300
 HOSTS = int(os.environ.get("FRAMEWORKS_HOSTS") or 1)
 # words of a launcher that begin with $ are filled in on the host where it starts
-TORCHRUN = ("torch.distributed.run", *{
+TORCHRUN = ("-m", "torch.distributed.run", *{
     1: ("--nproc-per-node", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0"),
     2: ("--nproc-per-node", "1", "--nnodes", "2", "--node-rank", "$NODE_RANK",
         "--master-addr", "$MASTER_ADDR", "--master-port", "$MASTER_PORT")}[HOSTS])
@@ -36,10 +36,10 @@ def launch(program, *arguments, **variables):
 
 
 def attempt(program, *arguments, launcher=TORCHRUN, **variables):
-    """Its exit status, and what it printed. It is a file of programs/ or a module; `variables` go into its
-    environment."""
+    """Its exit status, and what it printed. It is a file of programs/ or a module; `variables` go into its environment.
+    Without a launcher it is one process."""
     target = [HERE / "programs" / program] if program.endswith(".py") else ["-m", program]
-    command = on_hosts([str(word) for word in (ENVIRONMENT / "bin" / "python", "-m", *launcher, *target, *arguments)])
+    command = on_hosts([str(word) for word in (ENVIRONMENT / "bin" / "python", *launcher, *target, *arguments)])
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "tests" / "python"), "CUDA_VISIBLE_DEVICES": "",
                    "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "DS_ACCELERATOR": "cpu",
                    "TORCH_EXTENSIONS_DIR": str(ENVIRONMENT / "extensions"), **variables}

@@ -5,7 +5,7 @@ import torch
 from launching import HOSTS, attempt, launch, needs_frameworks, on_both, outcomes, same, same_on_both
 
 pytestmark = needs_frameworks
-ACCELERATE = ("accelerate.commands.accelerate_cli", "launch", "--multi_gpu", "--num_processes", "2",
+ACCELERATE = ("-m", "accelerate.commands.accelerate_cli", "launch", "--multi_gpu", "--num_processes", "2",
               "--num_machines", HOSTS, "--mixed_precision", "no", "--dynamo_backend", "no", *{
                   1: ("--main_process_port", "0"),
                   2: ("--machine_rank", "$NODE_RANK", "--main_process_ip", "$MASTER_ADDR",

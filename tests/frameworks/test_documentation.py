@@ -1,4 +1,4 @@
-"""docs/frameworks.md: the tests it names exist, and the lines it quotes stand where it says."""
+"""docs/frameworks.md: the tests it names exist, the lines it quotes stand where it says, and its classes are tested."""
 import re
 
 import pytest
@@ -21,7 +21,7 @@ def test_quoted_lines_are_there(path, line, words):
 
 
 def test_every_line_of_the_last_table_quotes_one():
-    rows = re.findall(r"^\| (?:Accelerate|DeepSpeed|transformers|Lightning): .*", TEXT, re.MULTILINE)
+    rows = re.findall(r"^\| (?:Accelerate|DeepSpeed|transformers|Lightning|torchft 0.2.0): .*", TEXT, re.MULTILINE)
     assert rows and not [row for row in rows if not re.search(r"`[\w/]+\.py:\d+` `", row)]
 
 
@@ -30,3 +30,8 @@ def test_named_tests_exist():
     assert named
     for file, name in named:
         assert f"def {name}(" in (HERE / file).read_text(), f"{file} has no {name}"
+
+
+def test_classes_for_torchft_are_those_of_the_tests():
+    program = (HERE / "programs" / "torchft_on_tutti.py").read_text()
+    assert program.partition('"""\n')[2].strip() in TEXT

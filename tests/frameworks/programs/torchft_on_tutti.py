@@ -1,0 +1,28 @@
+"""What a program of torchft needs to run on tutti. docs/frameworks.md shows this text."""
+import torch
+import torch.distributed as dist
+import torch_tutti as tutti
+import torchft
+from torchft.process_group import ProcessGroupWrapper
+
+
+class ProcessGroupTutti(ProcessGroupWrapper):
+    def _create_pg(self, store, rank, world_size):
+        kind = dist.ProcessGroup.BackendType.CUSTOM
+        backend = tutti.ProcessGroupTutti(store, rank, world_size, self._timeout)
+        group = dist.ProcessGroup(store, rank, world_size)
+        group._set_default_backend(kind)
+        group._register_backend(torch.device("cpu"), kind, backend)
+        return group
+
+    def getBackendName(self):
+        return "torchft-tutti"
+
+
+class DistributedDataParallel(torchft.DistributedDataParallel):         # torchft 0.2.0 needs it, on every backend
+    @staticmethod
+    def _comm_hook(manager, bucket):
+        manager.allreduce(bucket.buffer()).wait()       # after an error the manager does not commit the step
+        done = torch.futures.Future()
+        done.set_result(bucket.buffer())
+        return done
