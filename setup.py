@@ -85,6 +85,13 @@ def copy_interface(folder: Path) -> None:
     (folder / "pkgconfig/tutti.pc").write_text(pkgconfig)
 
 
+def remove_other_extensions(folder: Path, names: set[str]) -> None:
+    """Removes the extensions in `folder` that have none of these names: they were linked with another libtutti."""
+    for extension in folder.glob("_C*.so"):
+        if extension.name not in names:
+            extension.unlink()
+
+
 class Build(BuildExtension):
     """Builds the library, the extension that is linked with it, and the files that programs in C need."""
 
@@ -100,9 +107,7 @@ class Build(BuildExtension):
             harden(extension)
         super().run()
         folder = ROOT / PACKAGE if self.inplace else Path(self.build_lib) / "torch_tutti"
-        new_extensions = {ROOT / self.get_ext_fullpath(extension.name) for extension in self.extensions}
-        for old_extension in set(folder.glob("_C*.so")) - new_extensions:
-            old_extension.unlink()                      # it was linked with another version of libtutti
+        remove_other_extensions(folder, {Path(path).name for path in self.get_outputs()})
         copy_interface(folder)
         # The file is replaced, not overwritten, because running processes have it mapped.
         incoming = folder / "libtutti.so.incoming"

@@ -63,7 +63,7 @@ struct check_cell *checker_cell(struct checker *checker, struct span span, int i
     size_t cell = (size_t)plan_cell_index(checker->plan, span.rank, span.buffer, span.first + index);
     return &checker->tensors[(rank * (size_t)checker->tensor_cells + cell) * (size_t)checker->tiles + (size_t)tile];
 }
-/* True if the thread knows that the access has ended: it is its own, or its end is in the thread's clock. */
+/* True if the thread knows that the access has ended: it has an end, and is the thread's own or before its clock. */
 static bool access_is_over(const struct checker *checker, const struct access *access, int thread)
 {
     int end = access->message ? access->message->done_at : access->at;

@@ -182,8 +182,9 @@ static void ctrl_entry_refuse(const struct ctrl_entry *entry)
     if (local_peer) peer_end(local_peer, LOST);
     if (link_peer) link_end(link_peer, -EPROTO);
 }
-/* Passes a message for a rank of another process on, by the channel that is nearest to it. Returns false if no channel
-   of its communicator is here, so the message waits for a channel to open. */
+/* Passes a message on to another process, by the open channel, else the closed one, that is nearest to its receiver, or
+   drops it. Returns false if no channel here can pass it on, or its receiver is in this process; then it waits for a
+   channel to open. */
 static bool ctrl_entry_pass_on(struct ctrl_entry *entry)
 {
     struct ctrl_msg *msg = &entry->msg;

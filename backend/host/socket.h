@@ -1,6 +1,6 @@
-/* Unix sockets between processes of one host and one user. Their names are random numbers in the abstract namespace, so
- * no file can be leaked or guessed, and both ends check the user of the other. They carry whole messages, each with at
- * most one file descriptor. The functions never wait; an error is a negative errno. */
+/* Unix sockets between processes of one host and one user. Their names, random or derived from a key, are in the
+ * abstract namespace, so no file can be leaked or guessed, and both ends check the user of the other. They carry whole
+ * messages, each with at most one file descriptor. The functions never wait; an error is a negative errno. */
 #pragma once
 #include "include/tutti.h"
 

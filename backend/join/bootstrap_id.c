@@ -2,9 +2,9 @@
  * every other rank connects. Both prove that they know the id (processes/handshake.h), and the rank sends its record.
  * Rank 0 answers all ranks with one result, when all have come or one cannot join.
  *
- * Rank 0 has a place for each rank and a few more. A client that sends no record within two seconds loses its place. So
- * does a silent client when all places are taken. Rank 0 first reads what the client has sent, because rank 0 may have
- * been stopped meanwhile. A client that has received the result gives up its place. */
+ * Rank 0 has a place for each rank and a few more. A client loses its place if it sends no hello within two seconds, or
+ * no record within two seconds after it. So does a silent client when all places are taken. Rank 0 first reads what the
+ * client has sent, because rank 0 may have been stopped meanwhile. A client that has the result gives up its place. */
 #include "backend/base/clock.h"
 #include "backend/base/memory.h"
 #include "backend/base/status.h"

@@ -113,9 +113,9 @@ def waiting() -> dict[str, int]:
     the count. For a part of the program, take the difference of two calls.
 
     yields: how often a thread gave its core away. sleeps, asleep_ns: how often and how long threads slept. timed_out:
-    sleeps that ended without a wake-up. late: those of them that missed a wake-up that was due (more than a few are an
-    error of tutti). naps: sleeps that no other thread would end. wakes: system calls that end sleeps of others. Waits
-    that end within some microseconds are in none of these.
+    sleeps that ended without a wake-up. late: sleeps, idle ones included, that missed a wake-up that was due (more than
+    a few are an error of tutti). naps: sleeps that no other thread would end. wakes: system calls that end sleeps of
+    others. Waits that end within some microseconds are in none of these.
     """
     library, counts = _library(), {}
     while (name := library.tutti_waiting_name(len(counts))) is not None:

@@ -1,16 +1,20 @@
 """An installation that does not fit the running torch, the running Python or its own library raises an error that says
 what to do; and of several extensions the one for the running torch is chosen."""
+import runpy
 import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import setuptools
 from program_start import run_interpreter, run_python, succeeded
 
 import torch_tutti
 from torch_tutti import _installation, _library
 
+ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = Path(torch_tutti.__file__).parent
 PYTHON_310 = ".cpython-310-x86_64-linux-gnu.so"
 PYTHON_311 = ".cpython-311-x86_64-linux-gnu.so"
@@ -25,6 +29,13 @@ except ImportError as error:
 
 
 @pytest.fixture
+def setup_script(monkeypatch):
+    """The functions of setup.py."""
+    monkeypatch.setattr(setuptools, "setup", lambda **_: None)
+    return SimpleNamespace(**runpy.run_path(str(ROOT / "setup.py")))
+
+
+@pytest.fixture
 def folder(tmp_path):
     """An installation with extensions for three torches and one Python."""
     for torch in ("2_9", "2_13", "2_14"):
@@ -36,6 +47,14 @@ def refusal(call, *arguments):
     with pytest.raises(ImportError) as caught:
         call(*arguments)
     return str(caught.value)
+
+
+# ---- building ----
+def test_build_keeps_its_own_extension(setup_script, folder, monkeypatch):
+    """A build that is not in place has a relative folder."""
+    monkeypatch.chdir(folder.parent)
+    setup_script.remove_other_extensions(Path(folder.name), {f"_C_2_13{PYTHON_311}"})
+    assert [path.name for path in folder.glob("_C*")] == [f"_C_2_13{PYTHON_311}"]
 
 
 # ---- which extension ----

@@ -40,8 +40,9 @@ static bool fabric_thread_arm(struct fabric *fabric)
     fabric->polling = polling;
     return armed && !ended;
 }
-/* Sleeps without the lock until the network has an event, the thread is woken, or CHECK_MS have passed.
-   waits_for_network false: leaves events to the ranks that poll. */
+/* Sleeps without the lock until the thread is woken or, with waits_for_network, until the network has an event.
+   waits_for_network false: leaves events to the ranks that poll. Then, and while fabric->needs_poll is set, it sleeps
+   at most CHECK_MS. */
 static void fabric_thread_wait(struct fabric *fabric, bool waits_for_network)
 {
     struct pollfd both[] = { { fabric->thread.waker, POLLIN, 0 }, { fabric->event_descriptor, POLLIN, 0 } };

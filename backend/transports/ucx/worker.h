@@ -89,7 +89,8 @@ void ucx_advance_handshakes(struct fabric *fabric);
 void ucx_handle_notice(struct fabric *fabric, const struct header *header, const void *data, size_t bytes);
 /* Handles the completion of a notice that this process has sent. op->why is NULL after success. */
 void ucx_on_notice_sent(struct fabric *fabric, const struct fabric_op *op);
-/* Exchanges BYE with all peers for up to 300 ms, then closes every endpoint by force. */
+/* Finishes handshakes and exchanges BYE with the peers of open endpoints, for up to 300 ms together. Then closes every
+   endpoint by force. */
 void ucx_endpoints_shutdown(struct fabric *fabric);
 /* Closes the endpoint by force. */
 void ucx_endpoint_disconnect(struct fabric *fabric, struct endpoint *endpoint);

@@ -86,8 +86,8 @@ class Cluster(NamedTuple):
                 + traffic.across / self.across.speed + traffic.across_messages * self.across.latency)
 
     def ridge(self, level: str) -> float:
-        """Returns the operations per byte above which computing takes longer than sending (roofline). level: "local" or
-        "across"."""
+        """Returns the operations per byte at which computing at the peak (device.flops, not `rate`) takes as long as
+        sending: the ridge of the roofline, peak / bandwidth. level: "local" or "across"."""
         return (self.device.flops / self.local.speed if level == "local"
                 else self.device.flops * self.per_host / self.across.speed)
 

@@ -13,7 +13,7 @@ import torch.distributed as dist
 import torchft
 from torchft_on_tutti import DistributedDataParallel, ProcessGroupTutti
 
-WIDTH, ROWS = 512, 256                  # most of a step is computing, so that most deaths leave the others in an all-reduce
+WIDTH, ROWS = 512, 256                  # a step computes so long that most deaths leave the others in an all-reduce
 LIMIT = timedelta(seconds=120)          # of each operation; a death ends it at once
 
 
