@@ -16,8 +16,8 @@ void agreement_destroy(struct agreement *agreement);
 size_t agreement_account_bytes(void);
 
 /* ---- driver only ---- */
-/* Makes recorded deaths wait already before agreement_begin_operation, as they do while an operation is open. The driver
-   calls it before the executor publishes an operation. */
+/* Makes recorded deaths wait already before agreement_begin_operation, as they do while an operation is open. The
+   driver calls it before the executor publishes an operation. */
 void agreement_hold_deaths(struct agreement *agreement);
 /* Reports to the agreement that this rank has begun the operation at the head of the run queue. */
 void agreement_begin_operation(tutti_comm *comm);
