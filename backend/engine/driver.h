@@ -38,8 +38,9 @@ struct run_queue {
     const struct operation *driven;
     /* The number of the last collective that has begun. */
     uint64_t sequence;
-    /* Turns of all drivers, counted to check for failures regularly. */
+    /* Turns of all drivers, counted to check for failures regularly, and the bell at the last turn. */
     unsigned visits;
+    uint32_t bell_seen;
     /* Tests by callers since the last test that made progress. */
     unsigned idle_tests;
 };
@@ -73,8 +74,8 @@ void driver_continue_operation(tutti_comm *comm, struct operation *op, tutti_sta
 /* Continues all operations as far as they get without waiting. Returns true if one made progress. Otherwise `blocked`
    gets the words whose changes end the wait. */
 bool driver_make_progress(tutti_comm *comm, struct wait_set *blocked);
-/* Checks for failures if n, the number of turns without progress, is due for it (each 64th), and in every 1024th turn
-   of all. Returns true if an operation made progress or failed. */
+/* Checks for failures if n, the number of turns without progress, is due for it (each 64th), in every 1024th turn of
+   all, and after the bell has rung, as it does for a death. Returns true if an operation made progress or failed. */
 bool driver_check_periodically(tutti_comm *comm, int64_t n);
 /* Returns a number above n, after which the next turn checks for failures. */
 int64_t driver_turn_before_check(int64_t n);

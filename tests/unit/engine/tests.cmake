@@ -8,6 +8,7 @@ if(NOT TUTTI_SANITIZE)                                                 # the san
   list(APPEND names refused)
 endif()
 tutti_units(unit_engine all engine ${names})
+tutti_unit(engine bell all)                                            # replaces sched_yield
 tutti_unit(engine crowd all)                                           # replaces sched_yield
 tutti_unit(engine late_reasons all)                                    # replaces sched_getcpu
 tutti_unit(engine stopped all)                                         # replaces clock_gettime
