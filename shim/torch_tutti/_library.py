@@ -64,12 +64,14 @@ def dtype_numbers() -> dict[bytes, int]:
 
 def _text(function: Callable[..., int], *arguments: Any) -> str:
     """Returns the text that a C function writes whose last parameters are (buffer, capacity, &bytes). arguments: the
-    parameters before these. Calls the function twice, first for the length only."""
+    parameters before these. Calls the function until the buffer is large enough; the text may grow meanwhile."""
     length = ctypes.c_size_t(0)
     _check(function(*arguments, None, ctypes.c_size_t(0), ctypes.byref(length)))
-    buffer = ctypes.create_string_buffer(length.value + 1)
-    _check(function(*arguments, buffer, ctypes.c_size_t(len(buffer)), ctypes.byref(length)))
-    return buffer.value.decode()
+    while True:
+        buffer = ctypes.create_string_buffer(length.value + 1)
+        _check(function(*arguments, buffer, ctypes.c_size_t(len(buffer)), ctypes.byref(length)))
+        if length.value < len(buffer):
+            return buffer.value.decode()
 
 
 def get_include() -> str:

@@ -155,6 +155,21 @@ def test_info_is_plain_data():
     assert info["packages"]["torch-tutti"] == torch_tutti.__version__ and json.loads(json.dumps(info)) == info
 
 
+def test_text_that_grows_between_two_calls_is_whole():
+    """Each call has one more byte than the call before, up to four."""
+    from torch_tutti import _library
+    texts = []
+
+    def write(buffer, capacity, length):
+        texts.append(b"x" * min(len(texts) + 1, 4))
+        length._obj.value = len(texts[-1])
+        if buffer is not None:
+            buffer.value = texts[-1][:capacity.value - 1]
+        return 0
+
+    assert _library._text(write) == "xxxx"
+
+
 def test_info_tells_what_the_machine_was_measured_to_be():
     import torch_tutti
     machine = torch_tutti.info()["machine"]
