@@ -313,6 +313,8 @@ def wrong_algorithm(world):
 
 def wrapped(world):
     """A change in a group that torch's debugging wrapper wraps: torch up to 2.13 wraps the new group again."""
+    dist.set_debug_level_from_env()                     # torch was imported before the environment was set
+    assert dist.get_debug_level() == dist.DebugLevel.DETAIL
     member = Member(world)
     if not NEWER:
         return member.all(100)
