@@ -8,17 +8,20 @@
 #include <stdlib.h>
 #include <string.h>
 
-void checker_report_error(struct checker *checker, const char *what, int rank, int step, int tile)
+/* kind: "step" or "chunk", which has this number. */
+static void checker_fail(struct checker *checker, const char *what, int rank, const char *kind, int number, int tile)
 {
     if (!checker->failed)
-        snprintf(checker->why, checker->why_bytes, "%s: rank %d step %d tile %d", what, rank, step, tile);
+        snprintf(checker->why, checker->why_bytes, "%s: rank %d %s %d tile %d", what, rank, kind, number, tile);
     checker->failed = true;
+}
+void checker_report_error(struct checker *checker, const char *what, int rank, int step, int tile)
+{
+    checker_fail(checker, what, rank, "step", step, tile);
 }
 void checker_report_chunk(struct checker *checker, const char *what, int rank, int chunk, int tile)
 {
-    if (!checker->failed)
-        snprintf(checker->why, checker->why_bytes, "%s: rank %d chunk %d tile %d", what, rank, chunk, tile);
-    checker->failed = true;
+    checker_fail(checker, what, rank, "chunk", chunk, tile);
 }
 
 /* ---- values ---- */
