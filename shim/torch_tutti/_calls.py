@@ -5,9 +5,9 @@ imports torch.distributed.
 from __future__ import annotations
 
 from torch import Tensor
-from torch.distributed import GroupMember, ProcessGroup, ReduceOp
+from torch.distributed import GroupMember, ProcessGroup, ReduceOp, get_backend
 
-from torch_tutti._extension import load
+from torch_tutti._extension import backend_of, load
 
 _all_reduce = load()._all_reduce
 
@@ -37,4 +37,13 @@ def group_of(call: str, group: ProcessGroup | None) -> ProcessGroup:
     if not isinstance(chosen, ProcessGroup):
         raise ValueError(f"{call}: this rank is in no such group; call init_process_group first, and call this only on "
                          "the ranks of the group") from None
+    return chosen
+
+
+def tutti_group_of(call: str, group: ProcessGroup | None) -> ProcessGroup:
+    """Returns what group_of() returns. Also raises ValueError if the group's backend for CPU tensors is not tutti."""
+    chosen = group_of(call, group)
+    if backend_of(chosen) is None:
+        raise ValueError(f"{call}: the group has no tutti backend for CPU tensors (its backend is "
+                         f"{get_backend(chosen)})")
     return chosen

@@ -66,7 +66,6 @@ def _text(function: Callable[..., int], *arguments: Any) -> str:
     """Returns the text that a C function writes whose last parameters are (buffer, capacity, &bytes). arguments: the
     parameters before these. Calls the function until the buffer is large enough; the text may grow meanwhile."""
     length = ctypes.c_size_t(0)
-    _check(function(*arguments, None, ctypes.c_size_t(0), ctypes.byref(length)))
     while True:
         buffer = ctypes.create_string_buffer(length.value + 1)
         _check(function(*arguments, buffer, ctypes.c_size_t(len(buffer)), ctypes.byref(length)))

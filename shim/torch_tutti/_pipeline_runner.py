@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from torch_tutti._calls import tutti_group_of
 from torch_tutti._extension import backend_of
 from torch_tutti._pipeline import Pipeline, Timing
 from torch_tutti._pipeline_messages import Messages
@@ -39,12 +40,7 @@ def split(layers: nn.Module | Sequence[nn.Module], stages: int) -> list[nn.Seque
 def _group_of(group: dist.ProcessGroup | None, ranks: int) -> dist.ProcessGroup:
     """Returns the group, or the default group for None. Raises ValueError if it is not tutti's or does not have `ranks`
     ranks."""
-    chosen = dist.GroupMember.WORLD if group is None else group
-    if not isinstance(chosen, dist.ProcessGroup):
-        raise ValueError("pipeline: this rank is in no such group; call init_process_group first")
-    if backend_of(chosen) is None:
-        raise ValueError("pipeline: the group has no tutti backend for CPU tensors (its backend is "
-                         f"{dist.get_backend(chosen)})")
+    chosen = tutti_group_of("pipeline", group)
     if chosen.size() != ranks:
         raise ValueError(f"pipeline: it has {ranks} ranks, but the group has {chosen.size()}")
     return chosen

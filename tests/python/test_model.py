@@ -13,7 +13,7 @@ from program_start import run_python, run_ranks, succeeded
 from torch_tutti import algorithms, cli
 from torch_tutti._bench.measure import Ranks
 from torch_tutti._model import _core, command, picture, report
-from torch_tutti._model.options import FAMILIES
+from torch_tutti._model.options import CORE_NAMES
 
 TUTTI = ["-m", "torch_tutti"]
 QUICK = ("-b", "1K", "-e", "64K", "-f", "64", "-n", "2")
@@ -43,7 +43,7 @@ def test_wrong_words_are_answered_with_what_is_allowed(words, capsys):
 
 
 def test_families_are_the_cores():
-    assert set(FAMILIES.values()) <= set(algorithms())
+    assert set(CORE_NAMES.values()) <= set(algorithms())
 
 
 # ---- on ranks ----
@@ -76,11 +76,11 @@ def test_ranks_agree_and_the_table_has_every_cell(shared):
 
 def every_collective(world):
     return [shown(world, name, "-b", "3000", "-e", "3000", "-n", "1", "--algorithms", "candidates")[0]
-            for name in FAMILIES]
+            for name in CORE_NAMES]
 
 
 def test_candidates_of_every_collective(shared):
-    for name, document in zip(FAMILIES, shared(3).run(every_collective)[0]):
+    for name, document in zip(CORE_NAMES, shared(3).run(every_collective)[0]):
         row, = document["results"]
         assert row["size"] == (3000 if name in ("all_reduce", "broadcast", "reduce") else 3000 // 12 * 12)
         assert all(cell["candidate"] and cell["predicted"] > 0 for cell in row["algorithms"].values())

@@ -163,8 +163,7 @@ def test_text_that_grows_between_two_calls_is_whole():
     def write(buffer, capacity, length):
         texts.append(b"x" * min(len(texts) + 1, 4))
         length._obj.value = len(texts[-1])
-        if buffer is not None:
-            buffer.value = texts[-1][:capacity.value - 1]
+        buffer.value = texts[-1][:capacity.value - 1]
         return 0
 
     assert _library._text(write) == "xxxx"

@@ -14,7 +14,7 @@ from torch_tutti._bench import launch
 from torch_tutti._bench.options import sizes
 from torch_tutti._bench.report import check_writable, save
 from torch_tutti._model import picture, report
-from torch_tutti._model.options import ALL, CANDIDATES, FAMILIES
+from torch_tutti._model.options import ALL, CANDIDATES, CORE_NAMES
 
 
 def main(options: argparse.Namespace, words: list[str]) -> int:
@@ -30,7 +30,7 @@ def main(options: argparse.Namespace, words: list[str]) -> int:
     if options.nproc not in (None, ranks):
         raise ValueError(f"--nproc {options.nproc} contradicts torchrun, which has started {ranks} ranks: leave it out")
     for name in options.algorithms:
-        known = _library.algorithms()[FAMILIES[options.what]]
+        known = _library.algorithms()[CORE_NAMES[options.what]]
         if options.algorithms not in ([ALL], [CANDIDATES]) and name not in known:
             raise ValueError(f"{options.what} has no algorithm {name!r}; it has {', '.join(known)}")
     sizes(options.minbytes, options.maxbytes, 1, options.stepfactor)

@@ -17,7 +17,7 @@ from torch_tutti._bench.measure import Ranks, _of_all_ranks, total_bytes, turn, 
 from torch_tutti._bench.options import sizes
 from torch_tutti._extension import backend_of
 from torch_tutti._model import _core
-from torch_tutti._model.options import ALL, CANDIDATES, FAMILIES
+from torch_tutti._model.options import ALL, CANDIDATES, CORE_NAMES
 
 GREATEST = 3                    # selects the largest time of all ranks, as in `tutti bench -a`
 Row = dict[str, Any]
@@ -33,7 +33,7 @@ class Model:
         self.group = ranks.backends["tutti"]
         self.core = backend_of(self.group)
         self.collective = TABLE[options.what]
-        self.core_name = FAMILIES[options.what]
+        self.core_name = CORE_NAMES[options.what]
         self.names = self._select_algorithms(options.algorithms)
 
     def machine_parameters(self) -> dict[str, Any]:

@@ -10,8 +10,8 @@ from torch_tutti._bench.options import size
 
 # {name in torch: name in the core}. Counts of torch's all-to-all may differ between ranks, so no algorithm of it is
 # chosen by size.
-FAMILIES = {"all_reduce": "allreduce", "all_gather": "allgather", "reduce_scatter": "reduce_scatter",
-            "broadcast": "broadcast", "reduce": "reduce", "gather": "gather", "scatter": "scatter"}
+CORE_NAMES = {"all_reduce": "allreduce", "all_gather": "allgather", "reduce_scatter": "reduce_scatter",
+              "broadcast": "broadcast", "reduce": "reduce", "gather": "gather", "scatter": "scatter"}
 ALL, CANDIDATES = "all", "candidates"
 
 
@@ -30,7 +30,7 @@ def add_parser(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
         description="Shows the machine parameters that a group chooses algorithms by, and the predicted and the "
                     "measured time of every algorithm and size. Starts the ranks itself unless torchrun has done "
                     "so, on one host or several.")
-    model.add_argument("what", choices=FAMILIES, metavar="COLLECTIVE", help=", ".join(FAMILIES))
+    model.add_argument("what", choices=CORE_NAMES, metavar="COLLECTIVE", help=", ".join(CORE_NAMES))
     model.add_argument("-b", "--minbytes", type=size, default=1 << 10, metavar="SIZE",
                        help="first size (default: 1K)")
     model.add_argument("-e", "--maxbytes", type=size, default=4 << 20, metavar="SIZE", help="last size (default: 4M)")

@@ -16,6 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_map_only
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from torch_tutti._calls import tutti_group_of
 from torch_tutti._extension import backend_of
 from torch_tutti.compression import Compression
 from torch_tutti.zero._core import Core, ParameterInfo
@@ -105,7 +106,7 @@ def shard(model: nn.Module, optimizer: torch.optim.Optimizer, *, stage: int = 3,
         raise ValueError(f"zero.shard: precision={precision!r}; it must be 'bf16' or None")
     settings = Settings(placement, stage == 3 and hosts is None, UNLIMITED_BUFFERS if stage == 1 else buffers, ahead,
                         prefetch, reshard, init, _PRECISIONS[precision], compression)
-    manager = Manager(model, optimizer, find_units(model, units), _group_of(group), settings)
+    manager = Manager(model, optimizer, find_units(model, units), tutti_group_of("zero.shard", group), settings)
     return model, manager.optimizer
 
 
@@ -119,18 +120,6 @@ def _placement_of(stage: int, hosts: str | None) -> str:
         raise ValueError(f"zero.shard: hosts={hosts!r} with stage {stage}; it can be "
                          f"{' or '.join(map(repr, allowed))}")
     return hosts or allowed[0]
-
-
-def _group_of(group: dist.ProcessGroup | None) -> dist.ProcessGroup:
-    """Returns the group, or the default one for None. Raises ValueError if this rank is not in it, or its backend
-    for CPU tensors is not tutti."""
-    chosen = dist.GroupMember.WORLD if group is None else group
-    if not isinstance(chosen, dist.ProcessGroup):
-        raise ValueError("zero.shard: this rank is in no such group; call init_process_group first")
-    if backend_of(chosen) is None:
-        raise ValueError("zero.shard: the group has no tutti backend for CPU tensors (its backend is "
-                         f"{dist.get_backend(chosen)})")
-    return chosen
 
 
 def _take_gradient(manager: Any, number: int, parameter: nn.Parameter) -> None:
