@@ -25,14 +25,14 @@ static int coming_count;
 static unsigned char bytes_that_come[EAGER_BYTES + 16];
 
 /* ---- the network ---- */
-static tutti_status start(struct fabric *fabric, const struct fabric_environment *place)
+static tutti_status network_start(struct fabric *fabric, const struct fabric_environment *place)
 {
     (void)fabric;
     (void)place;
     return TUTTI_OK;
 }
-static void part(struct fabric *fabric) { (void)fabric; }
-static tutti_status connect_to(struct fabric *fabric, const unsigned char process[16], const struct key_id *key,
+static void network_stop(struct fabric *fabric) { (void)fabric; }
+static tutti_status network_connect(struct fabric *fabric, const unsigned char process[16], const struct key_id *key,
     const unsigned char *address, size_t bytes, struct endpoint **out)
 {
     FUZZ_CHECK(key && address && bytes);
@@ -45,7 +45,7 @@ static tutti_status connect_to(struct fabric *fabric, const unsigned char proces
     *out = fabric->endpoints = e;
     return TUTTI_OK;
 }
-static bool take_flight(struct fabric *fabric, struct fabric_op *f)
+static bool network_begin_op(struct fabric *fabric, struct fabric_op *f)
 {
     if ((f->endpoint && endpoint_is_broken(f->endpoint)) || under_way_count == IN_FLIGHT) {
         f->why = "broken";
@@ -59,26 +59,26 @@ static bool take_flight(struct fabric *fabric, struct fabric_op *f)
     under_way[under_way_count++].op = f;
     return true;
 }
-static bool send_flight(struct fabric *fabric, struct fabric_op *f, const void *data, bool announced)
+static bool network_send(struct fabric *fabric, struct fabric_op *f, const void *data, bool announced)
 {
     (void)announced;
     const volatile unsigned char *from = data ? data : f->buffer;
     if (f->bytes) (void)(from[0] + from[f->bytes - 1]);
-    return take_flight(fabric, f);
+    return network_begin_op(fabric, f);
 }
-static bool bytes_fetch(struct fabric *fabric, struct fabric_op *f, void *descriptor, void *buffer)
+static bool network_fetch(struct fabric *fabric, struct fabric_op *f, void *descriptor, void *buffer)
 {
     FUZZ_CHECK(f->bytes <= MOST_BYTES);
     if (f->bytes) memset(buffer ? buffer : f->buffer, 7, f->bytes);
     free(descriptor);
-    return take_flight(fabric, f);
+    return network_begin_op(fabric, f);
 }
-static void release(struct fabric *fabric, void *descriptor)
+static void network_release(struct fabric *fabric, void *descriptor)
 {
     (void)fabric;
     free(descriptor);
 }
-static void hear(struct fabric *fabric, struct endpoint *from, const struct header *header, size_t bytes,
+static void network_deliver(struct fabric *fabric, struct endpoint *from, const struct header *header, size_t bytes,
     bool announced)
 {
     if (endpoint_is_broken(from)) return;
@@ -87,24 +87,24 @@ static void hear(struct fabric *fabric, struct endpoint *from, const struct head
     if (announced && !kept) free(data);
     FUZZ_CHECK(announced || !kept);
 }
-static bool progress(struct fabric *fabric)
+static bool network_progress(struct fabric *fabric)
 {
     int count = coming_count, others = 0;
     for (int i = 0; i < count; i++) {
         if (coming[i].by == fabric)
-            hear(fabric, coming[i].from, &coming[i].header, coming[i].bytes, coming[i].announced);
+            network_deliver(fabric, coming[i].from, &coming[i].header, coming[i].bytes, coming[i].announced);
         else coming[others++] = coming[i];
     }
     coming_count = others;
     return others < count;
 }
-static bool arm(struct fabric *fabric)
+static bool network_arm(struct fabric *fabric)
 {
     (void)fabric;
     return true;
 }
-/* The latest of that network. */
-static void land(struct fabric *fabric, const char *why)
+/* Completes the operation that began last on that network. why: the error, or NULL. */
+static void network_complete_last(struct fabric *fabric, const char *why)
 {
     int i = under_way_count - 1;
     while (i >= 0 && under_way[i].by != fabric) i--;
@@ -113,12 +113,12 @@ static void land(struct fabric *fabric, const char *why)
     under_way[i] = under_way[--under_way_count];
     fabric_op_complete(fabric, f, why);
 }
-static void land_all(void)
+static void network_complete_all(void)
 {
-    while (under_way_count) land(under_way[0].by, NULL);
+    while (under_way_count) network_complete_last(under_way[0].by, NULL);
 }
-/* All that is under way over it completes. */
-static void disconnect(struct fabric *fabric, struct endpoint *e)
+/* Completes all operations over the endpoint with an error. */
+static void network_disconnect(struct fabric *fabric, struct endpoint *e)
 {
     endpoint_mark_broken(fabric, e, "given up");
     for (int i = 0; i < under_way_count;) {
@@ -132,16 +132,16 @@ static void disconnect(struct fabric *fabric, struct endpoint *e)
     }
 }
 static const struct fabric_operations operations = { .name = "fuzzed",
-    .start = start,
-    .shutdown = part,
-    .finish = part,
-    .connect = connect_to,
-    .send = send_flight,
-    .fetch = bytes_fetch,
-    .release = release,
-    .progress = progress,
-    .arm = arm,
-    .disconnect = disconnect };
+    .start = network_start,
+    .shutdown = network_stop,
+    .finish = network_stop,
+    .connect = network_connect,
+    .send = network_send,
+    .fetch = network_fetch,
+    .release = network_release,
+    .progress = network_progress,
+    .arm = network_arm,
+    .disconnect = network_disconnect };
 
 /* ---- what happens ---- */
 /* Of the process with that rank, if it is near enough to one. */
@@ -150,7 +150,7 @@ static struct endpoint *endpoint_from(struct fabric *fabric, int rank)
     const struct key_id key = { { 0 } };
     const unsigned char *process = fuzz_process[rank > 0 && rank < PROCESSES ? rank : 1];
     struct endpoint *e = endpoint_find(fabric, process);
-    if (!e && connect_to(fabric, process, &key, process, 1, &e) != TUTTI_OK) return NULL;
+    if (!e && network_connect(fabric, process, &key, process, 1, &e) != TUTTI_OK) return NULL;
     e->is_open = true;
     return e;
 }
@@ -165,7 +165,7 @@ static void take_message(struct fuzz_rank *r, struct fabric *fabric, bool later)
     struct endpoint *from = endpoint_from(fabric, input_byte(&in) % 16 ? header.from : 3);
     if (!from) return;
     if (!later) {
-        hear(fabric, from, &header, bytes, announced);
+        network_deliver(fabric, from, &header, bytes, announced);
         fabric_disconnect_faulty(fabric);
     } else if (coming_count < COMING) {
         coming[coming_count].by = fabric;
@@ -196,23 +196,23 @@ static void take_step(struct fuzz_rank *r)
     case LAND:
         pthread_mutex_lock(&fabric->lock);
         open_all(fabric);
-        land(fabric, input_byte(&in) % 16 ? NULL : "broken");
+        network_complete_last(fabric, input_byte(&in) % 16 ? NULL : "broken");
         pthread_mutex_unlock(&fabric->lock);
         break;
     case BREAK:
         pthread_mutex_lock(&fabric->lock);
-        if (fabric->endpoints && input_byte(&in) % 4 == 0) disconnect(fabric, fabric->endpoints);
+        if (fabric->endpoints && input_byte(&in) % 4 == 0) network_disconnect(fabric, fabric->endpoints);
         pthread_mutex_unlock(&fabric->lock);
         break;
     case PAUSE: pretended_ns += (int64_t)input_byte(&in) << 23; break;
     case STEPS_THERE_ARE: break;
     }
 }
-static void end(struct fuzz_rank *r)
+static void rank_end(struct fuzz_rank *r)
 {
-    land_all();
+    network_complete_all();
     rank_finish(r);
-    land_all();
+    network_complete_all();
     for (struct fabric *fabric = fabrics; fabric < fabrics + fabric_count; fabric++) {
         for (struct saved_msg *msg; (msg = early_msgs_pop(fabric)) != NULL;) saved_msg_free(fabric, msg);
         fabric_ops_free_all(fabric);
@@ -230,6 +230,6 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     rank_init(&rank, &fabrics[0]);
     if (fabric_count > 1) rank_connect(&rank, &fabrics[1]);
     for (int i = 0; i < STEPS && in.left; i++) take_step(&rank);
-    end(&rank);
+    rank_end(&rank);
     return 0;
 }
