@@ -76,9 +76,13 @@ def contenders(commit):
     found = [Contender(THIS, ROOT), Contender(OTHER, other), Contender(AGAIN, ROOT)]
     for one in found:
         shutil.rmtree(BUILD / f"cache.{one.name}", ignore_errors=True)
-        library = one.package / "torch_tutti"
-        subprocess.run(["cc", *FLAGS, "-DTUTTI", f"-I{one.root}", ROOT / "tests/bench/peers/peers.c", f"-L{library}",
-                        f"-Wl,-rpath,{library}", "-ltutti", "-o", one.program], check=True)
+        library, headers = one.package / "torch_tutti", BUILD / f"headers.{one.name}"
+        # include/ of the contender, before all else of this checkout
+        shutil.rmtree(headers, ignore_errors=True)
+        headers.mkdir()
+        (headers / "include").symlink_to(one.root / "include")
+        subprocess.run(["cc", *FLAGS, "-DTUTTI", f"-I{headers}", f"-I{ROOT}", ROOT / "tests/bench/peers/peers.c",
+                        f"-L{library}", f"-Wl,-rpath,{library}", "-ltutti", "-o", one.program], check=True)
         check_package(one)
     return found
 

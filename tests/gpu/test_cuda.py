@@ -15,6 +15,7 @@ import torch_tutti
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "python"))
 import device_checks
+import device_failures
 import device_training
 from device_checks import late, numbers, same, total
 from ranks import Ranks, kept_ranks
@@ -44,7 +45,8 @@ def test_operations(on_gpu, size, later):
     on_gpu(size).run(device_checks.check_operations, later, limit_s=300)
 
 
-@pytest.mark.parametrize("check", device_checks.CHECKS, ids=lambda check: check.__name__[6:])
+@pytest.mark.parametrize("check", [*device_checks.CHECKS, *device_failures.CHECKS],
+                         ids=lambda check: check.__name__[6:])
 def test_device(on_gpu, check):
     on_gpu(2).run(check, limit_s=120)
 

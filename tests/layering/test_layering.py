@@ -189,13 +189,8 @@ def too_long(name, text):
     if len(lines) > (600 if name.startswith(LONGER) else LONGEST_FILE):
         yield f"{name} has {len(lines)} lines"
     for number, line in enumerate(lines, 1):
-        if len(line) > longest_line(name):
+        if len(line) > LONGEST_LINE:
             yield f"{name}:{number} has {len(line)} columns"
-
-
-def longest_line(name):
-    """The public header is set as a table, one declaration a line."""
-    return 180 if name == "include/tutti.h" else LONGEST_LINE
 
 
 def kind_of_brace(head, inside):

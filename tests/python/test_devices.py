@@ -1,6 +1,7 @@
 """Tensors of another device than the CPU, on an emulated one (tests/device/sim.cpp): what streams, futures and
 operations see, and what every operation gives."""
 import device_checks
+import device_failures
 import device_training
 import pytest
 import sim_device
@@ -24,9 +25,9 @@ def test_operations(on_device, size, later):
     on_device(size).run(device_checks.check_operations, later)
 
 
-@pytest.mark.parametrize("check", [*device_checks.CHECKS, device_checks.check_several_devices,
-                                   device_checks.check_capture_is_refused,
-                                   device_checks.check_failing_copies], ids=lambda check: check.__name__[6:])
+@pytest.mark.parametrize("check", [*device_checks.CHECKS, *device_failures.CHECKS,
+                                   device_checks.check_several_devices, device_failures.check_capture_is_refused,
+                                   device_failures.check_failing_copies], ids=lambda check: check.__name__[6:])
 def test_device(on_device, check):
     on_device(2).run(check)
 

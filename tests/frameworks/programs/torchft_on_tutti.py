@@ -1,4 +1,4 @@
-"""What a program of torchft needs to run on tutti. docs/frameworks.md shows this text."""
+"""The classes by which a program of torchft runs on tutti. docs/frameworks.md shows this text."""
 import torch
 import torch.distributed as dist
 import torch_tutti as tutti
