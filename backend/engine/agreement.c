@@ -174,8 +174,8 @@ static void agreement_accept_deaths_locked(struct agreement *agreement)
         agree_on_peer_lost(&agreement->agree, r);
     }
 }
-/* Does what the agree object asks for after an input, with the lock: accepts deaths that need not wait, writes records,
-   sends messages, switches the channel's tick. */
+/* Carries out the requests of the agree object after an input: accepts recorded deaths, writes records, sends messages,
+   and switches the channel's tick. Called with the lock. */
 static void agreement_apply_actions(struct agreement *agreement)
 {
     struct agree_cause cause;

@@ -230,7 +230,7 @@ static uint32_t messages_read_bell(tutti_comm *comm)
     bell_listen(mine);
     return atomic_load_explicit(&mine->bell, memory_order_acquire);
 }
-/* Records that a thread polls, so that peers need not ring the bell. */
+/* Records that a thread polls. Peers then do not ring the bell. */
 static void messages_stop_listening(tutti_comm *comm)
 {
     comm->messages.idle_polls = 0;
