@@ -21,7 +21,7 @@ def said(*words, **options):
     (["--"], "no command after --"),
     (["ls"], "unrecognized arguments: ls"),
     (["--devices", "0", "--", "true"], "1 to 64 devices"),
-    (["--devices", "3", "--per-host", "2", "--", "true"], "as many devices for each host"),
+    (["--devices", "3", "--per-host", "2", "--", "true"], "--per-host must be at least 1 and divide --devices"),
     (["--seconds", "0", "--", "true"], "1 second or more"),
     (["--memory", "1", "--", "true"], "256 MiB or more"),
 ])
