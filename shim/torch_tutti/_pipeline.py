@@ -67,7 +67,8 @@ def schedules() -> list[str]:
 
 
 class Pipeline:
-    """Which rank works on which stage and microbatch, and in which order."""
+    """The schedule of a pipeline: the rank of each stage, and for each rank its actions in order. Attributes: name,
+    ranks, microbatches, chunks (stages of each rank), stages (of all ranks)."""
 
     def __init__(self, schedule: str, ranks: int, microbatches: int, chunks: int | None = None) -> None:
         """schedule: one of schedules(). chunks: stages of each rank; None: 2 for "interleaved", "zb-v" and

@@ -40,8 +40,8 @@ def export(traces: Traces, backend: str, folder: str) -> int:
 
 
 def coalesced(traces: Traces) -> Parts:
-    """Returns the numbers of parts of coalesced collectives. Of several ranks the highest count is right: a rank may
-    have lost the first parts, or not have reached the last."""
+    """Returns the number of parts of each coalesced collective that has several, by group and number of the collective.
+    If ranks differ, takes the highest number: a rank may have lost the first parts, or not have reached the last."""
     parts: Parts = {}
     for trace in traces.of_rank.values():
         counts = Counter((entry["process_group"][0], entry["collective_seq_id"]) for entry in trace["entries"]

@@ -2,10 +2,11 @@
 
     script/hosts 2 --rate 1gbit -- tests/bench/bench_ahead.py
 
-The model is a row of layers that take their time and no core, as a GPU's do, on two hosts whose link is limited: what
-is measured is the waiting. Beside each figure stands what the bytes, the rate and the times of the layers say: sums and
-slices one after the other, as they come (not ahead), or those of the earliest layer first (ahead). The rate is that of
-a large all-reduce in the same run. --backward is by the time that the sums of a step take.
+The model is a row of layers that take their time and no core, as a GPU's do, on two hosts whose link is limited, so
+only the waiting is measured. Beside each figure stands a prediction from the bytes, the rate and the times of the
+layers: sums and slices one after the other, in the order in which they are ready (not ahead), or those of the earliest
+layer first (ahead). The rate is that of a large all-reduce in the same run. --backward gives the time of the backward
+pass, as a multiple of the time that the sums of a step take.
 """
 import argparse
 import statistics
@@ -55,7 +56,9 @@ class Training:
         self.began = time.perf_counter()
 
     def run(self, steps, warm):
-        """Of each step: from the end of its backward pass to the next forward pass, and to that of the next step."""
+        """Runs steps, the first `warm` of which do not count. Returns two lists of seconds, one entry for each step, on
+        the slowest rank: from the end of its backward pass to the beginning of the next forward pass, and to the end of
+        the next backward pass."""
         starts, lengths, ended = [], [], 0.0
         for number in range(warm + steps + 1):
             out = self.model(torch.ones(1, requires_grad=True))
@@ -73,7 +76,7 @@ class Training:
 
 
 def predicted(options, bytes_per_s, forward_s, backward_s, ahead):
-    """The same two times, of a link that does one thing at a time."""
+    """Returns the two times of Training.run, predicted for a link that transfers one thing at a time."""
     layers, hosts = range(options.layers), dist.get_world_size()
     one_s = options.elements * 4 * (hosts - 1) / hosts / bytes_per_s    # a sum, or a gathering, of one layer
     left = dict.fromkeys(layers, one_s)                 # of sums

@@ -1,10 +1,10 @@
-"""What a call costs through torch: all_reduce of 8 bytes on two pinned ranks, in every form in which it can be called,
-on tutti and on torch's fake backend, which does nothing; the difference is ours.
+"""Measures the cost of a call through torch: all_reduce of 8 bytes on two pinned ranks, in every form in which it can
+be called, on tutti and on torch's fake backend, which does nothing. The difference is the cost of tutti.
 
     torchrun --standalone --nproc-per-node 2 tests/bench/bench_call.py
 
-Batches of all forms take turns, so whatever else runs hits all of them alike. The clock and the loop are measured the
-same way, around a call of nothing, and taken off. A figure is the median of the batches' medians, of the slower rank.
+Batches of all forms take turns, so other programs disturb all forms equally. The cost of the clock and of the loop is
+measured around an empty call, and subtracted. A figure is the median of the batches' medians, on the slower rank.
 """
 
 import argparse

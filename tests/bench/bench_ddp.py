@@ -1,11 +1,11 @@
-"""What communication adds to a step of DistributedDataParallel, on tutti and on gloo, in one run.
+"""Measures the time that communication adds to a step of DistributedDataParallel, on tutti and on gloo, in one run.
 
     torchrun --standalone --nproc-per-node 2 tests/bench/bench_ddp.py
 
-Two kinds of step. "example": the one of examples/train_gpt.py, as it is. "timer": computing that takes time but no
-core, as a GPU's does: each layer sleeps, and a bucket that is ready can be reduced meanwhile. There the layers sleep so
-long that, on the slowest backend, communicating takes 0.8 of the backward pass. "alone": the buckets reduced, and
-nothing else. The other columns: steps.py.
+There are two kinds of step. "example": the step of examples/train_gpt.py, unchanged. "timer": a computation that takes
+time but no core, as on a GPU: each layer sleeps, and a bucket that is ready can be reduced meanwhile. Its layers sleep
+so long that, on the slowest backend, communication takes 0.8 of the backward pass. Column "alone": the buckets are
+reduced without any computation. The other columns: steps.py.
 """
 
 import argparse

@@ -86,7 +86,8 @@ def check(ways: Ways, dtype: torch.dtype) -> None:
 
 # ---- the loop ----
 class Layers:
-    """What is computed between two calls."""
+    """The computation between two calls: a layer multiplies one of POOL matrices of weights by a vector, and fills the
+    tensor that is reduced next."""
 
     def __init__(self, bytes_: int, dtype: torch.dtype):
         self.weights = torch.full((POOL, HIDDEN, HIDDEN), 1e-3)

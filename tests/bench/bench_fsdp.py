@@ -1,9 +1,10 @@
-"""What communication adds to a step of FSDP2 (fully_shard of the model of examples/train_gpt.py, each block and the
-rest), on gloo, on tutti, and on tutti with what is gathered and reduced in shared memory.
+"""Measures the time that communication adds to a step of FSDP2 (fully_shard of the model of examples/train_gpt.py, each
+block and the rest), on gloo, on tutti, and on tutti with the gathered and reduced tensors in shared memory.
 
     torchrun --standalone --nproc-per-node 2 tests/bench/bench_fsdp.py
 
-"alone": the parameters of every unit gathered and freed again, and nothing else. The other columns: steps.py.
+Column "alone": the parameters of every unit are gathered and freed, without any computation. The other columns:
+steps.py.
 """
 import argparse
 import sys

@@ -1,9 +1,10 @@
-"""What collectives of lists take through torch, on tutti and gloo in turns; every tensor of a list is one of its own.
+"""Measures collectives of lists of tensors through torch, on tutti and gloo in turns; each tensor of a list has its own
+allocation.
 
     torchrun --standalone --nproc-per-node 2 tests/bench/bench_lists.py --bytes 16777216
 
-A figure is of the turns' times, on the slower rank, of calls that wait: the median, and the least, which other programs
-on the machine disturb less. The bytes are those of one tensor.
+The figures are the median and the minimum of the turns' times of blocking calls, on the slower rank. Other programs on
+the machine disturb the minimum less. The bytes are those of one tensor.
 """
 import argparse
 import os

@@ -3,8 +3,8 @@
     torchrun --standalone --nproc-per-node 4 tests/bench/bench_pipeline.py --microbatches 8
 
 For each schedule a step on our runner and on torch's runtime, in turns: the median of several, of the slowest rank; the
-prediction; how many times that each takes; and the bubbles, from the time at work, which is known. Message: what one
-between ranks takes, measured, is in the prediction.
+prediction; the ratio of each time to the prediction; and the bubbles, from the time at work, which is known. The
+prediction includes the measured time of a message between ranks.
 """
 import argparse
 import statistics
@@ -19,7 +19,7 @@ from torch_tutti._pipeline import schedules
 
 
 class Sleep(torch.autograd.Function):
-    """The same, and time passes: forward, backward, or both."""
+    """An identity that sleeps: `before` seconds in the forward pass, and `after` seconds in the backward pass."""
 
     @staticmethod
     def forward(context, x, before, after):
@@ -47,7 +47,8 @@ class Stage(torch.nn.Module):
 
 
 def message_seconds(rounds=200):
-    """Of an activation from rank 0 to 1."""
+    """Returns the seconds of a message with an activation between ranks 0 and 1: the median of half a round trip. All
+    ranks call it."""
     x, taken = torch.ones(4, 16), []
     for _ in range(rounds):
         begin = time.perf_counter()

@@ -70,7 +70,8 @@ class Row(NamedTuple):
 
     @property
     def product(self) -> tuple[int, int, int]:
-        """Of a microbatch in an MLP: tokens, columns of what comes in, and of what goes out on a rank."""
+        """Returns the sizes of the first product of an MLP for a microbatch on one rank: tokens, input columns, output
+        columns."""
         return self.strategy.sequences * CONTEXT, self.width, 4 * self.width // self.tp
 
 
@@ -81,8 +82,9 @@ ROWS = [Row("tp 2", 4, 256, 8, 4, tp=2), Row("dp 2, zero 1", 6, 384, 8, 2, dp=2,
 
 # ---- the machine, on its ranks ----
 def speed(work, amount: float) -> float:
-    """Amounts a second of each rank, where all meet again and again as training does: so of the slowest, with what it
-    waits for a core. Of the windows the best, since others of this machine can only slow them down."""
+    """Returns the units of work that the slowest rank does in a second; a call of `work` does `amount` units. All ranks
+    work and meet in barriers as in training, so a rank's waits for a core count. Takes the best of several windows,
+    because other programs of this machine can only slow them down."""
     begin = time.perf_counter()
     work()
     often = torch.tensor(1 + MEET_S // (time.perf_counter() - begin))
@@ -174,7 +176,8 @@ def machine_shown(ranks: int, machine: dict) -> str:
 
 
 def show(rows: list[Row], guesses: list[Estimate], taken: list[list[float]]) -> None:
-    """taken: of each turn, the rows' steps."""
+    """Prints the predicted and the measured time of a step for each row, and their rank correlation. taken: for each
+    turn, the measured seconds of all rows."""
     steps = [min(of) for of in zip(*taken)]
     print(f"{'':<18}{'predicted':>10}{'measured':>10}{'ratio':>7}{'spread':>8}   "
           "predicted: computing, bubble, tp, pp, dp, update")

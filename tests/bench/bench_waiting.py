@@ -1,22 +1,23 @@
-"""What waiting costs where others want the cores too: all_reduce of 8 bytes and of 1 MiB through torch on two ranks,
-quiet, beside another program on each core, which wants 12 % of it, beside one that takes as much as a hypervisor does,
-whatever runs there, and beside one that wants all of it (busy.py).
+"""Measures the cost of waiting while other programs want the cores too: all_reduce of 8 bytes and of 1 MiB through
+torch on two ranks, under four loads (busy.py). "quiet": none. "beside": on each core, a program that wants 12 % of it.
+"stolen": a program that takes 12 % of each core ahead of every ordinary thread, as a hypervisor does. "busy": a program
+that wants all of it.
 
     torchrun --standalone --nproc-per-node 2 tests/bench/bench_waiting.py
     TUTTI_SPINS=100 TUTTI_YIELDS=10 torchrun --standalone --nproc-per-node 2 tests/bench/bench_waiting.py
 
-Beside each call stands what no way of waiting could save: a bare exchange of flags between the same two ranks, which
-never give up their cores, and before it, for 1 MiB, a copy of as many bytes. `apart`: before each meeting the ranks, by
-turns, work for some 0.2 ms more than the other. Batches of all take turns, so slices of others hit them alike, and so
-do the loads, in rounds: a round in which the hypervisor has moved the cores (the median exchange of flags tells) is
-left out. Two ranks that meet in every call get on only while both have a core; a call that loses no more than that is
-as many times slower than when quiet as the bare one is: `over bare` is 1. Loads that take 12 % of either core, when
-they like, allow 1.29.
+Beside each call stands a bound that no way of waiting can beat: a bare exchange of flags between the same two ranks,
+which never give up their cores; for 1 MiB, after a copy of as many bytes. `apart`: before each exchange one of the
+ranks, in turns, works for some 0.2 ms. Batches of all forms take turns, so slices of other programs hit them equally.
+The loads take turns in rounds; a round in which the hypervisor has moved the cores is left out (the median exchange of
+flags shows it). Two ranks that meet in every call make progress only while both have a core. If a call loses no more
+than that, it slows down by the same factor as the bare exchange, and `over bare` is 1. Loads that take 12 % of each
+core at random moments allow a factor of 1.29.
 
-Times are those of the slower rank in µs. `for a core` is how long a call's ranks could have run and had none, `asleep`
-how long they slept, both together, in µs for a call; counters are of both for 1,000 calls, but the last two, which are
-of all calls: sleeps that ended by their limit, and of these the late ones, in which what was waited for had happened.
-Lost wake-ups would be there.
+Times are those of the slower rank in µs. `for a core`: how long the ranks of a call were ready to run and had no core;
+`asleep`: how long they slept; both are sums over the ranks in µs for a call. The counters are sums over the ranks for
+1,000 calls. The last two counters are of all calls: sleeps that ended by their time limit, and of these the late ones,
+which slept although the awaited event had happened. Lost wake-ups would show there.
 """
 import argparse
 import gc
@@ -50,7 +51,8 @@ LINE = 16                                                            # words of 
 
 @dataclass
 class Samples:
-    """Of one form under one load, on this rank: ns of each call, and what the counters grew by."""
+    """The samples of one form under one load on this rank: the nanoseconds of each call, and the increments of the
+    counters."""
     ns: list[int] = field(default_factory=list)
     counted: dict[str, int] = field(default_factory=dict)
 
@@ -167,7 +169,7 @@ class Load:
 
 
 def stolen_ticks() -> tuple[int, int]:
-    """Of all cores: what the hypervisor says it has taken, and all time."""
+    """Returns the ticks that the hypervisor has taken from all cores since the machine began, and all ticks."""
     ticks = [int(word) for word in Path("/proc/stat").read_text().split(maxsplit=9)[1:9]]
     return ticks[7], sum(ticks)
 
@@ -179,7 +181,8 @@ def has_moved(found: Round) -> bool:
 
 
 def measure_rounds(forms: dict[str, Callable[[], None]], core: int, names: list[str], rounds: int, turns: int):
-    """What all rounds in which the cores stayed where they were have found, each load's share, and their number."""
+    """Measures all forms under each load in rounds, and drops rounds in which the cores were moved. Returns the samples
+    by load and form, the share of the core that each load has had, and the number of rounds that were kept."""
     loads = {name: Load(core, LOADS[name]) if LOADS[name] else nullcontext() for name in names}
     kept, total = 0, {name: {form: Samples() for form in forms} for name in names}
     gc.disable()

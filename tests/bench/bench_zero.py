@@ -139,7 +139,7 @@ def time_sums(joined, turns):
 
 
 def shared_bytes():
-    """Of this rank, what it shares with others divided among them."""
+    """Returns the resident bytes of this process; a page that n processes share counts as 1/n (PSS)."""
     with open("/proc/self/smaps_rollup") as file:
         return next(int(line.split()[1]) << 10 for line in file if line.startswith("Pss:"))
 

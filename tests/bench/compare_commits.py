@@ -1,12 +1,14 @@
-"""This checkout beside another commit, in turns on the same cores: script/compare starts it.
+"""Compares this checkout with another commit, in turns on the same cores; script/compare starts it.
 
-Three take part: this checkout, the other commit, and this checkout once more, which tells what noise is. In every round
-each measures all cases, and who begins changes. What measures is always the program of this checkout: peers/peers.c,
-compiled against each header and linked with each library, and bench_call.py, which finds each package by PYTHONPATH.
-Each keeps figures of the machine in a cache of its own, so that what follows from measuring anew counts as noise too.
+Three contenders take part: this checkout, the other commit, and this checkout once more, which shows the noise. In
+every round each contender measures all cases, and another contender begins. The measuring programs are always those of
+this checkout: peers/peers.c, compiled against each contender's header and linked with its library, and bench_call.py,
+which finds each package by PYTHONPATH. Each contender keeps its machine parameters in a cache of its own, so
+differences that follow from measuring them again count as noise too.
 
-Columns: the medians of the rounds, this checkout ÷ the commit, the same of the best rounds, and this checkout once
-more ÷ this checkout: how far the same code is from itself. Slower is what is beyond LIMIT and that noise.
+Columns: this checkout ÷ the commit, of the medians of the rounds and of the best rounds; and this checkout once more ÷
+this checkout, which shows how far the same code is from itself. A case is slower if its ratio exceeds 1 by more than
+LIMIT and that noise.
 """
 import argparse
 import json
@@ -38,7 +40,8 @@ class Contender:
         self.package, self.program = self.root / "shim", BUILD / f"peers.{self.name}"
 
     def run(self, *command):
-        """What it prints."""
+        """Runs a command with the package and the cache of this contender, and returns its output. Ends the program if
+        the command fails."""
         environment = {**os.environ, "PYTHONPATH": str(self.package), "TUTTI_CACHE": str(BUILD / f"cache.{self.name}")}
         run = subprocess.run([str(word) for word in command], capture_output=True, text=True, timeout=900,
                              env=environment, cwd=BUILD)
@@ -88,7 +91,7 @@ def contenders(commit):
 
 
 def check_package(one):
-    """What is measured must be what was built."""
+    """Ends the program unless a contender imports the package that was built for it."""
     where = one.run(sys.executable, "-c", "import torch, torch_tutti._C as c; print(c.__file__)").strip()
     if not Path(where).is_relative_to(one.package):
         raise SystemExit(f"{where} would be measured instead of {one.package}")
@@ -161,7 +164,8 @@ def measure(everyone, options):
 
 # ---- what came of it ----
 def ratios(samples, over, under):
-    """Of the medians of the rounds, and of the best of all."""
+    """Returns two ratios of contender `over` to contender `under`: of the medians of the rounds, and of the best times
+    of all rounds."""
     medians, bests = ({name: [row[part] for row in rows] for name, rows in samples.items()} for part in (0, 1))
     return (statistics.median(medians[over]) / statistics.median(medians[under]),
             min(bests[over]) / min(bests[under]))

@@ -1,10 +1,9 @@
-"""What was measured on each processor: a file in docs/measured for each, written by `script/bench page` on a machine
-that has it, and the tables of docs/performance.md that set them side by side. A file is named by what the processor
-says of itself, so whoever measures on another adds a file, and whoever measures on the same one replaces what was
-measured anew; what was not keeps its date.
+"""The measurements of each processor: a file in docs/measured for each, written by `script/bench page` on a machine
+that has it, and the tables of docs/performance.md that compare them. A file is named after the processor. A measurement
+on another processor adds a file. A measurement on the same one replaces the sections that were measured again; the
+other sections keep their dates.
 
-A file that was not written here from the results of script/bench has `"partial": true`, says its source, and has only
-the rows that are known.
+A file that script/bench has not written has `"partial": true`, gives its source, and has only the rows that are known.
 """
 import datetime
 import json
@@ -79,7 +78,7 @@ def versions():
 
 # ---- a file ----
 def ratios(times):
-    """By kind of our tensors: how many times longer each of the others takes."""
+    """Returns the time of each other library divided by tutti's, by kind of tutti's tensors (KINDS)."""
     return {kind: {name: round(value / times[ours], 3) for name, value in times.items() if not name.startswith("tutti")}
             for kind, ours in zip(KINDS, ("tutti", "tutti, shared")) if ours in times}
 
@@ -101,7 +100,7 @@ def judged(rows):
 
 
 def sections(results, today):
-    """What this run has measured."""
+    """Yields the sections (name, content) that this run has measured."""
     if "core" in results:
         flags = [row["flag_ns"] for row in results["core"]["rows"] if row["flag_ns"]]
         yield "goals", {"date": today, "flag_ns": [min(flags, default=0), max(flags, default=0)],
@@ -152,7 +151,7 @@ def lacking(found, keys):
 
 
 def faults(document):
-    """What a file lacks, in words; of its rows the first."""
+    """Yields the faults of a file as texts: keys that it lacks, and for each section the first fault of its rows."""
     if not isinstance(document, dict):
         yield "it is no object"
         return
@@ -241,7 +240,7 @@ def goals_beside(documents):
 
 
 def behind_beside(documents):
-    """Where somebody is faster than we are, on each processor."""
+    """Returns a table of the collectives and sizes in which another library is faster than tutti, on each processor."""
     lines = []
     for name, document in documents.items():
         for kind in KINDS:
@@ -255,7 +254,8 @@ def behind_beside(documents):
 
 
 def of_partial(documents):
-    """Where the figures of files come from that script/bench has not written, and what no row of theirs can say."""
+    """Yields for each partial file a sentence with the source of its figures, and its notes on figures that no row can
+    have."""
     for name, document in documents.items():
         if document.get("partial"):
             yield f"{name} is partial: {' '.join([document['source'] + '.', *document.get('notes', [])])}"

@@ -1,10 +1,10 @@
-"""Writes what script/bench has measured into docs/performance.md and the pages and the file of this processor in
+"""Writes the results of script/bench into docs/performance.md, the pages and the file of this processor in
 docs/measured, and draws docs/img. On a page, tables stand between `<!-- measured: NAME -->` and `<!-- end -->`;
 everything else is written by hand and stays.
 
     python tests/bench/report.py RESULTS [--pages PAGE.md ...] [--images docs/img] [--measured docs/measured]
 
-RESULTS is a folder with files of the benchmarks. What was not measured keeps its old table, and that is said.
+RESULTS is a folder with files of the benchmarks. A table whose file is missing stays as it is, and the program says so.
 """
 import argparse
 import datetime
@@ -65,7 +65,8 @@ def flag(row):
 
 # ---- the C core ----
 def goal(row):
-    """What the row must keep."""
+    """Returns the goal of a row as text. If a limit decides instead of the goal, returns the limit, and the goal after
+    "not"."""
     if judge(row) != "goal":
         limit_us = row["median_us"] / of_limit(row)
         return f"≤ {LIMIT_GOAL:g} × limit: {judge(row)} {time(limit_us)}; not {row['goal']:g}"
@@ -112,7 +113,7 @@ def core(results):
 
 
 def memcpy(core):
-    """By size: of all ranks at once, over all rows."""
+    """Returns {bytes: µs} of a memcpy on both ranks at once: the median over all rows of two ranks."""
     sizes = {row["bytes"] for row in core["rows"]}
     found = {count: [row["beside_us"] for row in core["rows"] if row["bytes"] == count and row["beside"] == "memcpy"
                      and row["ranks"] == 2 and row["case"] != "send_recv"] for count in sizes}
@@ -126,7 +127,7 @@ def limit(row):
 
 # ---- beside others ----
 def places(rows):
-    """Where the cores stood while the libraries were compared."""
+    """Returns a sentence that tells in how many comparisons of the libraries the cores shared a level-3 cache."""
     near, apart = (sum(row["flag_ns"] is not None and (row["flag_ns"] < NEAR_NS) == wanted for row in rows)
                    for wanted in (True, False))
     text = f"The cores shared a level-3 cache in {near} of {len(rows)} comparisons, and in {apart} not"
@@ -162,7 +163,7 @@ def torch_rows(results, *names):
 
 
 def of_torch(rows, backend, collective, placement):
-    """By size: medians in µs."""
+    """Returns {bytes: median in µs} of a collective on a backend. placement: "in_place" or "out_of_place"."""
     return {row["size"]: row[placement]["median"] for row in rows
             if (row["backend"], row["collective"]) == (backend, collective) and "median" in (row[placement] or {})}
 

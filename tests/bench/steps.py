@@ -1,10 +1,11 @@
-"""Steps of training on several backends, turn by turn in one run, and what communication adds to them.
+"""Measures steps of training on several backends, turn by turn in one run, and the time that communication adds to
+them.
 
-The same step is made on every backend, and once with each rank in a group by itself: there torch does all it does but
-has nobody to communicate with, so that step is the computing. A step is as long as its slowest rank takes from a common
-start. Its exposed communication is what it takes longer than the computing of the same turn: the median of the turns,
-and their quartiles. Beside it stands the processor time that communication costs all ranks together: where computing
-keeps every core busy nothing can overlap, and this time divided by the cores is the least that can be exposed.
+Each step is made on every backend, and once with each rank in a group by itself. There torch does everything except
+communicate, so that step is the computing. A step is as long as its slowest rank takes from a common start. Its exposed
+communication is the difference to the computing of the same turn: the median of the turns, and their quartiles. Beside
+it stands the processor time that communication costs all ranks together: where computing keeps every core busy nothing
+can overlap, and this time divided by the cores is the least that can be exposed.
 """
 import os
 import statistics
@@ -18,7 +19,7 @@ COMPUTING = "computing"                     # the step of a rank by itself
 
 
 def groups() -> dict[str, dist.ProcessGroup]:
-    """Joins; by backend."""
+    """Joins the job, and returns its groups by name: tutti, gloo, and COMPUTING with this rank alone."""
     torch.set_num_threads(1)
     dist.init_process_group("tutti")
     return {"tutti": dist.group.WORLD, "gloo": dist.new_group(backend="gloo"), COMPUTING: dist.new_subgroups(1)[0]}
@@ -45,7 +46,8 @@ def timed(work: Callable[[], object]) -> tuple[float, float]:
 
 
 def measure(steps: dict[str, Callable[[], object]], turns: int, warm: int) -> dict[str, list[tuple[float, float]]]:
-    """Of each step and turn: its seconds on the slowest rank, and the processor time of all ranks."""
+    """Runs all steps in turns, the first `warm` of which do not count. Returns, by name, a pair for each turn: the
+    seconds on the slowest rank, and the processor seconds of all ranks together."""
     taken = {name: [] for name in steps}
     for turn in range(warm + turns):
         for name in steps if turn % 2 else reversed(steps):
@@ -67,7 +69,7 @@ def median_ms(samples, part=0) -> float:
 
 
 def report(kind: str, steps, alone) -> None:
-    """One row for each backend, on rank 0. alone: what communicates in a step, measured by itself."""
+    """Prints one row for each backend, on rank 0. alone: samples of a step's communication without the computation."""
     if dist.get_rank() != 0:
         return
     cores, computing = len(os.sched_getaffinity(0)), steps[COMPUTING]

@@ -37,7 +37,7 @@ def where(row):
 
 
 def judge(row):
-    """What decides whether the row is met: "goal", or the limit "crossing" or "memory"."""
+    """Returns the kind of bound that decides whether a row is met: "goal", or the limit "crossing" or "memory"."""
     return row.get("judged_by", "goal")
 
 

@@ -1,11 +1,11 @@
 """Runs cases, each in a process of its own with a folder, a log and a session of its own, some at a time.
 
-That process is forked from this one, and its ranks from it. A fork is sound here, and it makes a case take a second
-instead of twenty: nothing has run in the parent but the import of torch and its tests, there is one thread (checked
-before every fork), no group, no random number drawn (torch's harness seeds every rank itself), and what a
-spawned rank would read from the environment while importing, `suite.Cases.setUp` sets. `--spawn` is torch's own way.
+The process of a case is forked from this one, and its ranks from it. A fork is sound here, and it makes a case take a
+second instead of twenty. The parent has only imported torch and its tests: it has one thread (checked before every
+fork), no group, and has drawn no random number (torch's harness seeds every rank itself); `suite.Cases.setUp` sets the
+variables that a spawned rank would read from the environment while importing. `--spawn` is torch's own way.
 
-Nothing lives longer than its limit: what remains of a case's session is killed when the case is over or late.
+Nothing lives longer than its limit: the processes left in a case's session are killed when the case is over or late.
 """
 from __future__ import annotations
 

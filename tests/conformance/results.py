@@ -1,6 +1,6 @@
-"""What is known about the cases: one JSON file for each (version of torch, way, case) under a folder, written as a
-whole or not at all. A lock beside it says that somebody is at work on the case; the system takes it away when that
-process ends, however it ends.
+"""The results of the cases: one JSON file for each (version of torch, way, case) under a folder, always replaced as a
+whole. A lock beside the file marks a case that a runner works on; the system releases the lock when that process ends,
+however it ends.
 
 Nothing here imports torch.
 """
@@ -27,17 +27,18 @@ class Result:
     reason: str = ""
     """In a line: why it was skipped, or what was raised."""
     lines: list[int] | None = None
-    """Of torch's module: the decorator that skips, or the statement that failed."""
+    """Lines of torch's module: the decorator that skips, or the statement that failed."""
     detail: str = ""
     """The tracebacks of the ranks."""
     seconds: float = 0.0
     mode: str = "fork"
     basis: str = ""
-    """Of what it is a result: see `basis`."""
+    """The hash of the code that was tested: see `basis`."""
 
 
 def basis(runs: str) -> str:
-    """A hash of what the results of a way depend on besides torch: what runs the cases, and tutti where it runs."""
+    """Returns a hash of the code that the results of a way depend on besides torch: the code that runs the cases, and
+    tutti if the way runs on it."""
     names = [HERE / "suite.py", HERE / "ways.py", HERE / "cases.py"]
     if runs == "tutti":
         names += sorted(path for kind in ("*.py", "*.so") for path in PACKAGE.glob(kind))
@@ -45,7 +46,7 @@ def basis(runs: str) -> str:
 
 
 class Results:
-    """Those of one way."""
+    """The results of one way: reads and writes the files of its cases, and claims cases for this runner."""
 
     def __init__(self, folder: Path, way: str):
         self.folder = Path(folder) / version("torch") / way

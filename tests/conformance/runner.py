@@ -17,7 +17,8 @@ ANOTHER_LIMIT_S = 900
 
 
 class Runner:
-    """suite: what `conformance.suite` has; pattern: which cases; again: those, too, whose result is known."""
+    """Runs the cases of one way. suite: `conformance.suite`, or a module with such `Cases`. pattern: runs only cases
+    whose names match it. again: also runs cases whose result is known."""
 
     def __init__(self, suite, way: ways.Way, folder: Path, pattern: str = "*", jobs: int = 1, again: bool = False,
                  limit_s: float = cases.LIMIT_S):

@@ -1,8 +1,8 @@
 """torch's DistributedTest made ready for one way: `Cases`, an unedited subclass of it.
 
-Everything that makes a way is done while this module is imported, so a spawned rank, which imports it again, and a
-forked one, which has it already, find the same. What torch's module reads from the environment when it is imported
-must be there before: see `ways.environment`.
+A way is set up while this module is imported, so a spawned rank, which imports it again, and a forked one, which has it
+already, find the same. torch's module reads variables of the environment when it is imported, so they must be set
+before: see `ways.environment`.
 """
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The runner of torch's tests, tried on small cases of our own: what it makes of every way to end, that it leaves
+"""Tests of the runner of torch's tests, on small cases of our own: it has an outcome for every way to end, leaves
 nothing behind, runs nothing twice, and lets runners share the work."""
 import importlib.util
 import multiprocessing
@@ -117,7 +117,8 @@ def hold(folder, pipe):
 
 
 def test_runners_share_the_work(tmp_path):
-    """What another runner has claimed is left to it, and its result is taken; its death ends the claim."""
+    """A runner does not run a case that another one has claimed, but waits for it and takes its result. The claim ends
+    with the process that made it."""
     ours, theirs = fresh.Pipe()
     other = fresh.Process(target=hold, args=(tmp_path, theirs))
     other.start()

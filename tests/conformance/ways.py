@@ -35,9 +35,9 @@ WAYS = {way.name: way for way in [
 
 
 def environment(way: Way, spawn: bool, hosts: str) -> dict[str, str]:
-    """What a process that imports `suite` for this way must find; hosts as in TUTTI_HOSTS. INIT_METHOD is only a
-    placeholder, which keeps test_barrier_timeout_global from being skipped: torch's harness makes a file of its own for
-    each case."""
+    """Returns the variables with which a process must import `suite` for this way; hosts as in TUTTI_HOSTS. INIT_METHOD
+    is only a placeholder, which keeps test_barrier_timeout_global from being skipped: torch's harness makes a file of
+    its own for each case."""
     return {
         WAY_VARIABLE: way.name, MODE_VARIABLE: "spawn" if spawn else "fork", "TUTTI_HOSTS": hosts,
         "BACKEND": way.declared, "WORLD_SIZE": str(WORLD_SIZE), "INIT_METHOD": "file:///set-for-each-case",

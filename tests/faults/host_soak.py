@@ -1,10 +1,10 @@
 """A long run over hosts that are namespaces: their ranks go through collectives and messages of drawn sizes, compare
-every result with what it must be, and make and destroy a group in every round; what each rank holds is watched.
+every result with the expected one, and make and destroy a group in every round. Each rank's resources are recorded.
 
     python tests/faults/host_soak.py --minutes 60                 four hosts of one rank; prints its seed
     python tests/faults/host_soak.py --hosts 2 --ranks 2 --minutes 5 --seed 7
 
-What must hold: no result is wrong; at the end a rank has no more descriptors and threads than after the first rounds,
+Requirements: no result is wrong; at the end a rank has no more descriptors and threads than after the first rounds,
 and little more resident memory (GROWTH_KIB: the allocator keeps what it has had once). Needs what script/hosts needs.
 """
 import argparse
@@ -30,13 +30,14 @@ KINDS = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all"
 
 
 def content(step, rank, count):
-    """What a rank brings: whoever knows the step knows it."""
+    """Returns the input of a rank at a step, int32 [count]. It follows from the step and the rank, so every rank can
+    compute the inputs of all."""
     import torch
     return torch.arange(count, dtype=torch.int32) * (2 * rank + 3) + step * 7919 + rank
 
 
 def carry_out(kind, step, count, rank, size, group):
-    """What came, and what must come, of one operation."""
+    """Runs one operation. Returns the result of this rank, and the expected one."""
     import torch
     import torch.distributed as dist
     mine, of = content(step, rank, size * count), lambda r: content(step, r, size * count)
@@ -71,7 +72,7 @@ def held():
 
 
 def work(world, seed, number):
-    """One round on one rank: what was wrong, and what it holds then."""
+    """Runs one round on one rank. Returns its wrong results as texts, and the resources that the rank holds then."""
     import torch
     import torch.distributed as dist
     chance, wrong = random.Random(f"{seed}/{number}"), []
@@ -88,7 +89,8 @@ def work(world, seed, number):
 
 
 def soak(ranks, seed, minutes):
-    """Rounds for so long; what was wrong, and of each round what each rank held."""
+    """Runs rounds for that many minutes. Returns the wrong results as texts, and for each round the resources of each
+    rank."""
     begin, wrong, rounds = time.monotonic(), [], []
     while time.monotonic() - begin < 60 * minutes or len(rounds) < 2 * FIRST_ROUNDS:
         outcomes = ranks.run(host_soak.work, seed, len(rounds), limit_s=300)
@@ -106,7 +108,7 @@ def say(count, seconds, what):
 
 
 def grown(rounds):
-    """What a rank holds more of at the end than after the first rounds, as text."""
+    """Returns a text for each rank and resource of which the rank has more at the end than after the first rounds."""
     found = []
     for rank in range(len(rounds[0])):
         early = [what[rank] for what in rounds[FIRST_ROUNDS:2 * FIRST_ROUNDS]]

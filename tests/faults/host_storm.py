@@ -4,7 +4,7 @@ some are killed, or a host falls silent; judges how the rest ends.
     python tests/faults/host_storm.py --cycles 200                            prints its seed
     python tests/faults/host_storm.py --hosts 3 --ranks 2 --cycles 50 --partitions 20 --seed 7
 
-What must hold after every cycle: every survivor ended with a PeerError that names a rank which is gone, or which it
+Requirements after every cycle: every survivor ended with a PeerError that names a rank which is gone, or which it
 cannot reach, within LIMIT_S; every sum until then was right; no process, no socket and no name in /dev/shm is left on
 any host. Times are reported, and judged by that limit only. Needs what script/hosts needs.
 """
@@ -57,7 +57,8 @@ def draw(seed, number, hosts, ranks, is_partition):
 
 
 def compute(world, what):
-    """Until an error ends it; its class, text and time."""
+    """Runs operations until an error ends them. Returns its class ("wrong" for a wrong result), its text and the
+    time."""
     import torch
     import torch.distributed as dist
     count = 1 << 20 if what == "large" else 1000
@@ -84,7 +85,7 @@ def compute(world, what):
 
 
 def unreachable(plan, rank):
-    """Whom this rank may blame: who was killed, or all on the other side of a pulled cable."""
+    """Returns the ranks that this rank may blame: the killed ones, or all on the other side of a pulled cable."""
     if plan.silent < 0:
         return plan.victims
     here = plan.placement[rank] == plan.silent
@@ -92,7 +93,7 @@ def unreachable(plan, rank):
 
 
 def judge_one(plan, rank, outcome, begin):
-    """What is wrong with how this survivor ended; empty when all is well."""
+    """Returns the problem with the outcome of this survivor as text, or ""."""
     if outcome.failed:
         return f"rank {rank} {f'raised {outcome.trace}' if outcome.error else 'ended and said nothing'}"
     kind, text, at = outcome.value
@@ -117,7 +118,8 @@ class Storm:
         self.lab, self.times = lab, []
 
     def left(self):
-        """What a job has left on the hosts, beside the agents that start ranks."""
+        """Returns the processes, names and sockets that a job has left on the hosts, without the agents that start
+        ranks."""
         found = []
         for host, agent in self.lab.agents.items():
             others = set(self.lab.hosts.processes(host)) - {agent.process.inside()}
@@ -128,7 +130,7 @@ class Storm:
         return found
 
     def cycle(self, plan):
-        """What went wrong in it."""
+        """Runs one cycle. Returns its problems as texts."""
         ranks = Across(self.lab, plan.placement, environment={"TUTTI_PEER_TIMEOUT_MS": str(SILENCE_MS)})
         survivors = [rank for rank in range(ranks.size) if rank not in plan.victims]
         try:

@@ -4,7 +4,7 @@
     python tests/faults/kill_storm.py --seed 7 --only 412     one cycle of it again: what is done and when, as before
     python tests/faults/kill_storm.py --ranks 4 --hosts 2     of four ranks, which pretend to be on two hosts
 
-What must hold after every cycle: every survivor ended by itself, with an error that names a dead rank, the same one on
+Requirements after every cycle: every survivor ended by itself, with an error that names a dead rank, the same one on
 all (or it had finished before); every result it got until then was right; nothing is left: no process, no name in
 /dev/shm, no socket, no file. Times are reported, never judged, except that a survivor still there after LIMIT_S counts
 as hung.
@@ -52,7 +52,7 @@ class Plan:
 
 @dataclass
 class Outcome:
-    """Of a survivor."""
+    """The outcome of one survivor."""
     rank: int
     finished: bool = False              # it ended without an error
     status: int = OK
@@ -73,7 +73,8 @@ def draw(seed, number, phases, size=2):
 
 
 def judge(plan, outcomes, left):
-    """What is wrong with these outcomes, as text; empty when all is well."""
+    """Returns the problems of a cycle as text, or "". outcomes: of the survivors. left: traces that the cycle left
+    behind."""
     blamed = {outcome.rank: blame(outcome.text) for outcome in outcomes if outcome.text}
     problems = ["left behind: " + ", ".join(left)] if left else []
     problems += [f"rank {outcome.rank} {problem}" for outcome in outcomes
@@ -121,7 +122,7 @@ class Storm:
         self.port = serve_store()
 
     def body(self, plan):
-        """What a rank of this cycle does."""
+        """Returns the function that each rank of this cycle runs."""
         if plan.phase != "ddp":
             unique_id = in_child(self.library.make_id)
             return lambda rank, reached: communicate(self.library, plan, unique_id, rank, reached)

@@ -1,4 +1,5 @@
-"""What a rank of the storm does: collectives on the C interface, or training with torch, until an error ends it."""
+"""The program of a rank of the storm: collectives on the C interface, or training with torch, until an error ends
+it."""
 import ctypes
 import faulthandler
 import json

@@ -8,7 +8,7 @@ Each change divides the living members into parts, and every member of a part ca
 handles of that part, as a list in any order or as a set. Meanwhile a thread of each member adds numbers in a group, so
 that running calls end. In some changes a member is killed before or while the others reconfigure.
 
-What must hold: every member answers; without a kill every member joins, and has the rank that its handle's place gives;
+Requirements: every member answers; without a kill every member joins, and has the rank that its handle's place gives;
 every sum that a thread gets is right; in the end no process, socket or file is left. A member that does not answer
 within LIMIT_S counts as hung, and prints where its threads are. Nothing else is judged by time.
 

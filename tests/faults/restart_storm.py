@@ -1,13 +1,13 @@
 """Kills a rank of a job at a random moment, starts it again as a supervisor does, and expects the job to come together,
-again and again, through one store that nobody cleans.
+again and again, through one store that is never cleaned.
 
     python tests/faults/restart_storm.py --restarts 200       a storm; prints its seed
     python tests/faults/restart_storm.py --seed 7             the same draws again
 
-What is drawn for each restart: the victim; whether it is killed while the ranks join, or later; whether all ranks are
-started again (torchrun) or the dead one alone, while the others destroy the failed group and make a new one under the
-same name; and, where all are, their number. It counts as recovered when every rank has had a right sum. No judgement by
-time, but a job that has not come together after LIMIT_S counts as hung.
+Each restart draws the victim; whether it is killed while the ranks join, or later; whether all ranks are started again
+(torchrun) or the dead one alone, while the others destroy the failed group and make a new one under the same name; and,
+if all are started, their number. A restart counts as recovered when every rank has had a right sum. Time is not judged,
+but a job that has not come together after LIMIT_S counts as hung.
 
 The parent has loaded torch but never used it, so a rank is a fork away.
 """

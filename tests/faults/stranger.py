@@ -1,7 +1,7 @@
 """A stranger on the network of a job: it sees all traffic, and has everything but the key. As `watch` it runs where all
-packets pass, and writes what each process that calls another says first; as `attack` it runs on a host of its own, and
-connects to every port that it has seen: it holds connections, speaks another version, repeats what it has seen, and
-sends nonsense, as fast as it can. What comes back must be an opening, and a refusal or nothing.
+packets pass, and writes the first bytes that each connecting process sends. As `attack` it runs on a host of its own,
+and connects to every port that it has seen: it holds connections, sends another version, repeats bytes that it has
+seen, and sends random bytes, as fast as it can. The answer must be an opening, and a refusal or nothing.
 
     stranger.py watch FILE                    until it is killed
     stranger.py attack FILE SECONDS           prints what it did as JSON
@@ -87,7 +87,8 @@ class Attack:
         return one
 
     def judge(self, came):
-        """What a stranger may learn: that a version of tutti listens there, a random number, and that it is refused."""
+        """Counts an answer, and keeps it in `learned` if it has more than a stranger may learn: that a version of tutti
+        listens there, a random number, and that it is refused."""
         opening, answer = came[:OPENING_BYTES], came[OPENING_BYTES:]
         head = struct.unpack("8sII", opening[:HEAD_BYTES]) if len(opening) == OPENING_BYTES else None
         right = not came or (head and head[0] in MAGICS and head[2] == OPENING)

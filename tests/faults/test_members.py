@@ -1,6 +1,6 @@
-"""Processes that were told different members of a group of one name: torch names the groups of `new_group` by a count,
-so groups that only some ranks make, or that they make in another order, meet under one name. Whoever disagrees gets an
-error that shows both lists, and no sum is ever taken over ranks of two lists."""
+"""Tests of processes that were given different members for a group of one name. torch names the groups of `new_group`
+by a count, so groups that only some ranks make, or that ranks make in another order, get the same name. A rank that
+disagrees gets an error that shows both lists, and no sum is ever taken over ranks of two lists."""
 import sys
 from pathlib import Path
 
@@ -15,8 +15,9 @@ from ranks import Ranks  # noqa: E402
 
 
 def make_groups(world, groups, after, local):
-    """What this rank is told of each group that it makes: the sum of its members' numbers, or the error. `after`: whose
-    end a rank awaits before it makes its first group."""
+    """Makes this rank's groups in order. Returns the sum of 10 ** rank over the members of each group that has this
+    rank; an error takes the place of a sum and ends the list. after: {rank: the ranks whose end it awaits before its
+    first group}."""
     signs = dist.PrefixStore("signs", world.store)
     signs.wait([f"came {rank}" for rank in after.get(world.rank, [])])
     told = []
@@ -90,10 +91,11 @@ def test_a_group_of_which_another_rank_stays_alone(tmp_path):
 
 
 def test_groups_of_one_rank_may_have_one_name(tmp_path):
-    """As torch's new_subgroups(1, group) names them; another rank's longer list is none of their concern."""
+    """torch's new_subgroups(1, group) gives groups of one rank the same name. They work, and so does another group of
+    that name with other ranks."""
     assert told_of(tmp_path, [[[0]], [[1]], [[2, 3]], [[2, 3]]]) == [[1], [10], [1100], [1100]]
 
 
 def test_groups_that_only_their_members_make(tmp_path):
-    """What the error says to do."""
+    """With use_local_synchronization, as the error recommends, groups that only their members make get their sums."""
     assert told_of(tmp_path, PAIRS, local=True) == SUMS

@@ -1,4 +1,5 @@
-"""What a killed job may leave behind: processes, names in /dev/shm, sockets, files, descriptors of the parent."""
+"""Traces that a killed job may leave behind: processes, names in /dev/shm, sockets, files, descriptors of the
+parent."""
 import contextlib
 import os
 import time
@@ -35,8 +36,8 @@ def descriptors():
 
 
 def children():
-    """Those that run. Reaps those that have ended. The storm is a subreaper: what its ranks started and left becomes
-    its child."""
+    """Returns the running children of this process, after it has reaped those that have ended. The storm is a
+    subreaper, so processes that its ranks started and left become its children."""
     with contextlib.suppress(ChildProcessError):
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass
@@ -51,7 +52,8 @@ def parent_of(process):
 
 
 class Traces:
-    """What was there before a cycle. Sockets that another job on this machine holds do not count."""
+    """The names, sockets, descriptors and children before a cycle, which are no traces of it. Sockets that another job
+    on this machine holds do not count."""
 
     def __init__(self, folder):
         self.folder = folder
@@ -69,7 +71,7 @@ class Traces:
         return found
 
     def left(self):
-        """What stays. What comes later, or goes, is of another job."""
+        """Returns the traces that stay for GRACE_S. Traces that appear later or go belong to another job."""
         found, deadline = self.left_now(), time.monotonic() + GRACE_S
         while found and time.monotonic() < deadline:
             time.sleep(0.02)

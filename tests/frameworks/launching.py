@@ -29,15 +29,16 @@ needs_frameworks = pytest.mark.skipif(not (ENVIRONMENT / "requirements.installed
 
 
 def launch(program, *arguments, **variables):
-    """What the program printed on two ranks. It must end well; `attempt` is for those that need not."""
+    """Runs the program on two ranks, and returns its output. The program must succeed; `attempt` is for those that may
+    fail."""
     code, text = attempt(program, *arguments, **variables)
     assert code == 0, f"{program} {' '.join(map(str, arguments))}:\n{text}"
     return text
 
 
 def attempt(program, *arguments, launcher=TORCHRUN, **variables):
-    """Its exit status, and what it printed. It is a file of programs/ or a module; `variables` go into its environment.
-    Without a launcher it is one process."""
+    """Runs a file of programs/ or a module, and returns its exit status and its output. launcher: () runs it in one
+    process. variables: added to its environment."""
     target = [HERE / "programs" / program] if program.endswith(".py") else ["-m", program]
     command = on_hosts([str(word) for word in (ENVIRONMENT / "bin" / "python", *launcher, *target, *arguments)])
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "tests" / "python"), "CUDA_VISIBLE_DEVICES": "",
@@ -54,7 +55,7 @@ def attempt(program, *arguments, launcher=TORCHRUN, **variables):
 
 
 def on_hosts(command):
-    """What starts it on every host there is."""
+    """Returns the command that starts `command` on every host."""
     if HOSTS == 1:
         return command
     line = " ".join(word if word.startswith("$") else shlex.quote(word) for word in command)
@@ -62,7 +63,8 @@ def on_hosts(command):
 
 
 def end(process):
-    """Asks torchrun to end, which ends its ranks, which are in sessions of their own; what they had printed."""
+    """Ends torchrun, which ends its ranks, which are in sessions of their own. Returns the output that was not read
+    yet."""
     if process.poll() is not None:
         return ""
     process.terminate()
@@ -74,7 +76,7 @@ def end(process):
 
 
 def outcomes(program, backend, folder, **variables):
-    """What the program saved, by rank, after it ran on this backend."""
+    """Runs the program on this backend. Returns the results that it has saved, by rank."""
     place = folder / backend
     place.mkdir()
     launch(program, backend, place, **variables)
@@ -84,7 +86,8 @@ def outcomes(program, backend, folder, **variables):
 
 
 def on_both(program, folder, **variables):
-    """The same program on tutti and on gloo: what each rank saved there, without what says where it ran."""
+    """Runs the program on tutti and on gloo. Returns the results of each rank on either, without those that name the
+    host and the backend."""
     both = [outcomes(program, backend, folder, **variables) for backend in ("tutti", "gloo")]
     used = [[result.pop("groups") for result in results] for results in both]
     assert used == [[["ProcessGroupTutti"]] * 2, [["ProcessGroupGloo"]] * 2]
@@ -104,7 +107,7 @@ def same(mine, judge):
 
 
 def same_on_both(both, case):
-    """Asserts that a case came out alike on tutti and on gloo, on each rank; what it is on rank 0."""
+    """Asserts that the results of a case are equal on tutti and on gloo, on each rank. Returns the result of rank 0."""
     for tutti, gloo in zip(*both, strict=True):
         same(tutti[case], gloo[case])
     return both[0][0][case]

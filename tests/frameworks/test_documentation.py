@@ -9,7 +9,7 @@ QUOTES = re.findall(r"`([\w/]+\.py):(\d+)` `([^`]+)`", TEXT)
 
 
 def packages():
-    """Where they are: the frameworks, then torch."""
+    """Returns the folders of installed packages: of the frameworks, then of torch."""
     return [next(place.glob("lib/python*/site-packages")) for place in (ENVIRONMENT, ROOT / ".venv")]
 
 

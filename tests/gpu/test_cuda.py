@@ -1,6 +1,6 @@
-"""CUDA tensors, on a machine that has a GPU. Ranks share it if there are fewer GPUs than ranks.
+"""Tests with CUDA tensors, on a machine that has a GPU. Ranks share it if there are fewer GPUs than ranks.
 
-What streams, futures and operations see is the same as on the emulated device of tests/python/test_devices.py.
+The checks of streams, futures and operations are those that tests/python/test_devices.py runs on the emulated device.
 """
 import os
 import sys
@@ -110,7 +110,8 @@ def test_fully_sharded(on_gpu):
 
 # ---- programs that ask for NCCL ----
 def check_named_nccl(world, bound):
-    """As a program does that knows only NCCL; `bound`: it names its device, so that torch splits groups."""
+    """Runs collectives and training as a program that knows only NCCL. bound: gives the device's id, so that torch
+    splits groups."""
     torch_tutti.take_over("nccl")
     device = torch.device("cuda", world.rank % torch.cuda.device_count())
     torch.cuda.set_device(device)

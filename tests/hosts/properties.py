@@ -1,12 +1,12 @@
 """Random programs (tests/python/random_programs.py) on ranks of several hosts that are namespaces: two, three or four,
-with one to three ranks each, placed in any order. What every rank has in the end is what the model says, to the bit.
+with one to three ranks each, placed in any order. The results of every rank must be those of the model, to the bit.
 
     python tests/hosts/properties.py --cases 10000                prints its seed
     python tests/hosts/properties.py --placement 0,1,1 --program "[Step('broadcast', shape=(5,)), Step('barrier')]"
 
 A case is a program of 1 to 24 operations. Programs that share a placement share its ranks, and how they cut messages:
-by cost, as they are so long, or into tiles of a length that is drawn. What fails is made small,
-and printed with a line that runs it again. Between more than two hosts sums are drawn that any order of adding gives.
+by cost, or into tiles of a length that is drawn. A failing program is made small and printed with a line that runs it
+again. Over more than two hosts only those sums are drawn that are the same in any order of adding.
 """
 import argparse
 import collections

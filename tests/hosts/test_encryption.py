@@ -1,5 +1,5 @@
-"""What goes between hosts when TUTTI_ENCRYPTION asks that it be encrypted: the same results, and nothing that somebody
-who sees the network could read; and an error on every rank where that cannot be had."""
+"""Tests of encryption between hosts (TUTTI_ENCRYPTION): the results are the same, an observer of the network can read
+nothing, and every rank gets an error if encryption is not available."""
 import struct
 import subprocess
 import sys
@@ -29,7 +29,8 @@ print(count)
 
 
 def sums(world):
-    """Of every size that goes another way, and in both directions; what is right."""
+    """Runs all-reduces and all-gathers of sizes that take different paths. Returns the counts with a wrong result,
+    negative for all-gathers."""
     wrong = []
     for count in (1, 100, 5_000, 20_000, 300_000, 3_000_000):
         mine = torch.full((count,), MARK)

@@ -1,6 +1,6 @@
-"""What compares tutti between hosts with Open MPI and MPICH (tests/bench/hosts/compare_peers.py): it runs, and refuses
-figures of something else than the network. What compares it with perftest (beside_perftest.py) runs in a guest only:
-here its table."""
+"""Tests of the program that compares tutti between hosts with Open MPI and MPICH (tests/bench/hosts/compare_peers.py):
+it runs, and refuses figures that were not measured over the network. The comparison with perftest (beside_perftest.py)
+runs only in a guest, so only its table is tested."""
 import importlib.util
 import json
 import shutil
@@ -71,7 +71,8 @@ def test_what_was_not_sent_over_the_network_is_refused(compare_peers, monkeypatc
 
 
 def test_a_ratio_to_perftest_is_of_one_turn():
-    """As the machine is faster in one turn than in another, the ratio of the medians would be something else."""
+    """A ratio to perftest is taken within each turn. The machine is faster in one turn than in another, so a ratio of
+    the medians would differ."""
     beside = loaded(PROGRAM.with_name("beside_perftest.py"))
     least = {other: 1e-6 for _, other in beside.ROWS.values()}
     found = [{"perftest": {name: slower * value for name, value in {**least, "ib_send_lat": 2e-6}.items()},

@@ -1,6 +1,7 @@
-"""What fails over several hosts, or seems to: processes, hosts, cables, firewalls, settings. Every survivor gets an
-error that names who it was, within what backend/links/links.h promises (TUTTI_PEER_TIMEOUT_MS for a host that says
-nothing), and what only seems to be one goes on. The limits that are checked here are long enough for a busy machine."""
+"""Tests of failures over several hosts, real or apparent: processes, hosts, cables, firewalls, settings. After a real
+one every survivor gets an error with the lost rank or host, within the limits of backend/links/links.h
+(TUTTI_PEER_TIMEOUT_MS for a host that sends nothing). After an apparent one the group goes on. The limits that are
+checked here are long enough for a busy machine."""
 import re
 import signal
 import time
@@ -133,8 +134,8 @@ def hasty(world):
 
 @pytest.mark.parametrize("transport, ports", [("ucx", (17000, 17099)), ("tcp", (1024, 65535))])
 def test_a_connection_that_is_not_answered_holds_nobody_up(fresh, lab, transport, ports):
-    """What the first operation would connect is lost without a word, as when a cable is pulled just then. A kernel goes
-    on for two minutes, and nobody may wait for it: here the group has a timeout of its own."""
+    """The first operation's connection gets no answer, as when a cable is pulled just then. A kernel retries for two
+    minutes, but the ranks get an error after the timeout of the group."""
     some = fresh(*BLOCKS, environment={"TUTTI_TRANSPORT": transport, "UCX_TCP_PORT_RANGE": "17000-17099"})
     lab.hosts.close_ports(1, *ports)
     try:
@@ -228,7 +229,7 @@ def test_pretending_hosts_over_hosts_is_refused(fresh):
 
 
 def test_transports_that_differ(fresh):
-    """As where one host has RDMA and another has none."""
+    """Ranks with different transports, as when only one host has RDMA, get an error that names both and the remedy."""
     outcomes = fresh(0, 1, joined=False, timeout_s=10, on_host={1: {"TUTTI_TRANSPORT": "ucx"}}).joined
     failures(outcomes, "MismatchError", "rank 1", "by ucx", "by tcp", "set TUTTI_TRANSPORT", "RDMA")
     outcomes = fresh(0, 1, joined=False, timeout_s=10, environment={"TUTTI_TRANSPORT": "tcp,ucx"},
@@ -267,7 +268,7 @@ def send_much(world):
 
 
 def test_a_job_on_one_host_sends_nothing_to_another(fresh, lab):
-    """And one on two does: the counters of the interface tell."""
+    """The interface's counters hardly grow during a job on one host; those of a job on two hosts do."""
     alone = fresh(1, 1)
     before = sum(lab.hosts.counters(1))
     alone.run(send_much)

@@ -25,7 +25,9 @@ def placed(request, ranks):
 
 
 def dtypes(ranks):
-    """Of three numbers that are rounded the sum depends on the order, which between three hosts is the algorithm's."""
+    """Returns two types whose sums the model predicts to the bit: floats if the order of adding is known, else
+    integers. The sum of three rounded numbers depends on that order, which the algorithm decides between three
+    hosts."""
     known = BACKEND == "tutti" and len(set(ranks.placement)) < 3
     return ["bfloat16", "float32"] if known else ["int32", "int64"]
 

@@ -21,7 +21,7 @@ NUMBER = r"\d+\.\d+"
 
 
 def printed(world, script, arguments, folder):
-    """Runs the program as torchrun does; what this rank prints."""
+    """Runs the program as torchrun does. Returns the output of this rank."""
     os.chdir(folder)
     os.environ.update(MASTER_ADDR=world.store.host, MASTER_PORT=str(world.store.port), RANK=str(world.rank),
                       WORLD_SIZE=str(world.size), TORCHELASTIC_USE_AGENT_STORE="True", TORCHELASTIC_RESTART_COUNT="0")
@@ -34,7 +34,8 @@ def printed(world, script, arguments, folder):
 
 
 def run(fresh, placement, program, starts, backend, folder):
-    """What each start of it prints on all ranks."""
+    """Runs the program with its first `starts` lists of arguments, or with all if None. Returns the output of all ranks
+    for each."""
     folder.mkdir()
     script, texts = str(ROOT / "tests/programs" / program.script), []
     for arguments in without_processes(program)[:starts]:
@@ -60,7 +61,8 @@ def test_prints_what_it_prints_on_gloo(fresh, name, placement, tmp_path):
 
 @pytest.mark.parametrize("name, starts", [("ddp", 2), ("fsdp", 1), ("checkpoint", 2)])
 def test_prints_almost_what_it_prints_on_gloo(fresh, name, starts, tmp_path):
-    """What is left out of the starts adds nothing but time, and the second of fsdp what bfloat16 makes of a digit."""
+    """Equal text, and numbers within a relative error of 1e-5. The starts that are left out would only take time; the
+    second one of fsdp would also differ by more, because it uses mixed precision."""
     mine, judge = on_both(fresh, TWO_EACH, PROGRAMS[name], tmp_path, starts)
     for its, other in zip(mine, judge, strict=True):
         assert re.sub(NUMBER, "", its) == re.sub(NUMBER, "", other)

@@ -1,5 +1,5 @@
-"""What large collectives send between hosts, counted by the interfaces: no more than the least that is possible,
-however many ranks a host has. Counts are no times: a busy machine hardly changes them."""
+"""Tests of the bytes that large collectives send between hosts, counted by the interfaces: little more than the least
+that is possible, however many ranks a host has. Counts are not times, so a busy machine hardly changes them."""
 import time
 
 import pytest
@@ -21,8 +21,9 @@ LIMIT = 1.02
 
 
 def least(what, hosts, of_each):
-    """What the busiest host must send, as a part of the tensor of a rank. Each host has to hear what the others come
-    to, or have; what two ranks of a host need goes there once, but for an all_to_all, where nobody needs the same."""
+    """Returns the least that the busiest host must send, as a multiple of a rank's tensor. Each host has to receive the
+    results or the data of the others. Data that two ranks of a host need travel once, except in an all_to_all, where no
+    two ranks need the same. of_each: the ranks of a host."""
     others = (hosts - 1) / hosts
     return {"all_reduce": 2 * others, "reduce_scatter": others, "all_gather": others, "broadcast": 1,
             "all_to_all": of_each * others}[what]

@@ -35,7 +35,7 @@ def folder_of(path):
 
 
 def circles_of_folders(files):
-    """By what their files include: {path: text}."""
+    """Returns the circles of folders whose files include each other. files: {path: text}."""
     graph = {}
     for path, text in files.items():
         for included in re.findall(r'^\s*#\s*include\s+"([^"]+)"', text, re.MULTILINE):
@@ -51,7 +51,7 @@ def objects_below(build):
 
 
 def circles_of_objects(objects):
-    """By the symbols that each defines and needs: {source: object}."""
+    """Returns the circles of sources that need each other's symbols. objects: {source: object file}."""
     defined, needed = {}, {}
     for source, path in objects.items():
         listed = subprocess.run(["nm", "-P", "-g", path], capture_output=True, text=True, check=True).stdout

@@ -1,4 +1,4 @@
-"""tutti is built where libibverbs and UCX have no headers, its tests too: what is compiled then, compiles."""
+"""Tests that tutti and its tests can be built without the headers of libibverbs and UCX."""
 import json
 import os
 import re

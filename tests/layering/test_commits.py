@@ -19,7 +19,7 @@ NO_VERB = {"a", "all", "an", "and", "at", "by", "each", "for", "from", "how", "i
 
 
 def fault_of(subject):
-    """What is wrong with a subject, or None."""
+    """Returns the fault of a subject as text, or None."""
     if len(subject) > MOST:
         return f"{len(subject)} characters; at most {MOST}"
     found = SUBJECT.match(subject)

@@ -1,5 +1,6 @@
-"""What the documents point to exists, each folder of backend/ opens with a page that names its files, and each measured
-decision is in the index. The rules find what is wrong in a text; a test of the tests breaks each of them."""
+"""Tests of the documents: every path that they name exists, each folder of backend/ opens with a page that names its
+files, and each measured decision is in the index. The rules find faults in a text; a test of the tests breaks each of
+them."""
 import functools
 import re
 from pathlib import Path

@@ -18,7 +18,7 @@ FLOORS = ["base", "agree", "groups", "schedule", "check", "collectives", "model"
 
 
 def below(floor):
-    """What files of that floor may include of ours."""
+    """Returns the paths of this project that files of a floor may include."""
     only = {"agree": ["base"], "groups": ["base"], "schedule": ["base"], "check": ["base", "schedule"],
             "collectives": [], "memory": ["base"], "model": ["base", "schedule"], "host": ["base", "memory"],
             "processes": ["base", "memory", "host"], "links": ["base", "processes"],
@@ -154,7 +154,8 @@ def indexed_wrongly(name, text):
 
 
 def structs_of(text):
-    """(name, line, fields) of each struct with a name; those of structs inside it are its own."""
+    """Yields (name, line, number of fields) of each struct with a name. Fields of structs inside it count as its
+    own."""
     clean = without_directives(without_comments(text))
     for found in re.finditer(r"\bstruct\s+(\w+)\s*\{", clean):
         depth, end = 1, found.end()
@@ -194,7 +195,7 @@ def too_long(name, text):
 
 
 def kind_of_brace(head, inside):
-    """What the brace after `head` opens: a function, a scope that functions may live in, or anything else."""
+    """Returns the kind of the brace after `head`: "function", "scope" if functions may be inside, or "other"."""
     if re.match(r"(?:\w+\s+)*(?:namespace|class|struct|extern)\b[^()]*$", head):
         return "scope"
     is_body = re.search(r"\)\s*(?:(?:const|noexcept|override|final)\s*)*(?::.*)?$", head, re.DOTALL)

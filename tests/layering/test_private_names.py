@@ -25,7 +25,8 @@ OTHERS = {"_SubParsersAction", "_asdict", "_exit", "_fields", "_replace", "_all_
 
 
 def private_names(tree):
-    """That are read from something, imported, or looked up by a text, and names that the file gives itself."""
+    """Returns the private names that a file reads from an object, imports or looks up by a text, and the names that it
+    defines itself."""
     used, own = set(), set()
     for node in ast.walk(tree):
         if isinstance(node, (ast.FunctionDef, ast.ClassDef)):

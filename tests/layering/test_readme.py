@@ -1,5 +1,5 @@
-"""README.md says what the code says: what it points to exists; and the table of settings is that of
-backend/base/settings.h."""
+"""Tests of README.md and docs/settings.md: links and paths of the former exist, it is short, and the latter has the
+table of settings of backend/base/settings.h."""
 import ast
 import re
 from pathlib import Path

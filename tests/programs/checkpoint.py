@@ -19,7 +19,7 @@ EVERY = 3
 
 
 class Training(Stateful):
-    """What is saved and loaded: the model, its optimizer and how far they are."""
+    """A training whose state is saved and loaded: the model, its optimizer and the number of steps that are done."""
 
     def __init__(self):
         torch.manual_seed(0)

@@ -41,7 +41,7 @@ def train():
 
 
 def check_on_the_host():
-    """What programs keep a second group for."""
+    """Checks a second group, on gloo, which programs keep for objects and other data on the host."""
     host = dist.new_group(backend="gloo")
     assert dist.get_backend(host) == "gloo"
     ranks = [None] * dist.get_world_size(host)

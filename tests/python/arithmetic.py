@@ -1,9 +1,9 @@
-"""What a reduction gives, to the last bit: the promises of kernels/reduce.h, computed one rank after the other.
+"""Computes the results of reductions to the last bit, as kernels/reduce.h promises them, one rank after the other.
 
 Inputs are combined in the order of the ranks; 16-bit and 8-bit floats in float32, rounded once, at the end; an average
-is divided once; a NaN that was computed is the positive one without payload; -0 is smaller than +0; integers wrap.
-Over two hosts that are pretended (TUTTI_HOSTS) what each host's ranks come to is rounded, and then what both come to.
-Tensors are bytes here (arrays of uint8), types and operations are named as torch names them.
+is divided once; a NaN that was computed is the positive one without payload; -0 is smaller than +0; integers wrap. Over
+two simulated hosts (TUTTI_HOSTS) the result of each host's ranks is rounded, and then the result of both. Tensors are
+bytes here (arrays of uint8), types and operations are named as torch names them.
 """
 from functools import reduce
 
@@ -56,7 +56,8 @@ def by_host(parts, hosts):
 
 
 def reduced(parts, dtype, op, hosts=None):
-    """The parts of all ranks combined, as bytes. hosts: of each rank; None: the ranks are those of the job."""
+    """Returns the parts of all ranks combined, as bytes. hosts: the host of each rank; None: those of the job's
+    ranks."""
     if dtype in COMPLEX:
         return reduced(parts, COMPLEX[dtype], op, hosts)
     if not len(parts[0]):
@@ -109,7 +110,7 @@ COMBINE = {"SUM": numpy.add, "AVG": numpy.add, "PREMUL_SUM": numpy.add, "PRODUCT
 
 
 def widened(part, dtype):
-    """As numbers of the type that is computed in."""
+    """Returns a part as an array of the type in which it is computed."""
     if dtype in NUMBERS:
         return part.view(NUMBERS[dtype])
     return torch.from_numpy(part.copy()).view(getattr(torch, dtype)).to(torch.float32).numpy()

@@ -1,8 +1,8 @@
-"""What a program may do with tensors of a device, for any kind of device: test_devices.py runs it on the emulated one,
+"""Checks of tensors of a device, for any kind of device: test_devices.py runs them on the emulated one,
 tests/gpu/test_cuda.py on a GPU.
 
-Contents are written late (`late`), on the current stream, so that an operation which does not wait for the stream
-reads something else. Values are small integers, exact in every type and in every order of summation.
+Contents are written late (`late`), on the current stream, so that an operation which does not wait for the stream reads
+something else. Values are small integers, exact in every type and in every order of summation.
 """
 import threading
 import time
@@ -274,7 +274,8 @@ def check_wait_on_another_stream(world):
 
 
 def check_outputs_used_before(world):
-    """By the stream that is current when the call is made, whereas the result comes on another one."""
+    """Checks that the result is written after the earlier work on the output. That work is on the stream of the call,
+    and the result comes on another stream."""
     device = world.kept["device"]
     x = numbers(0, 40).to(device)
     with torch.Stream(device=device):
@@ -326,7 +327,7 @@ def check_next_operation_without_wait(world):
 
 
 def check_next_operation_on_another_stream(world):
-    """Of a result whose copy is enqueued, but waits for what its stream has to do before."""
+    """Checks an operation on the result of another stream, whose copy is enqueued there behind earlier work."""
     device = world.kept["device"]
     for later in (False, True):
         with torch.Stream(device=device):
@@ -454,7 +455,8 @@ def check_memory_is_not_reused_early(world):
 
 
 def check_room_is_not_reused_early(world):
-    """The same for the room on the host: the next operation of the size takes it."""
+    """Checks that staging memory on the host, which the next operation of that size takes, is not used again before the
+    copy out of it is done."""
     device = world.kept["device"]
     tensors = [late(numbers(world.rank, 500, seed=i), device) for i in range(4)]
     stream = torch.Stream(device=device)

@@ -29,7 +29,7 @@ def check_capture_is_refused(world):
 
 
 def check_errors(world):
-    """Of a group of its own, which is of no use any more then."""
+    """Checks the errors of ranks that disagree, in a group of their own, which fails for good."""
     device = world.kept["device"]
     group = dist.new_group()
     x = late(numbers(world.rank, 4 + world.rank), device)

@@ -1,4 +1,4 @@
-"""Training on a device, for any kind of device: what test_devices.py and tests/gpu/test_cuda.py share. The judge is one
+"""Training on a device, for any kind of device, shared by test_devices.py and tests/gpu/test_cuda.py. The judge is one
 process with all batches, on the CPU; in float64, so that the order in which a device sums does not matter."""
 import torch
 from torch.distributed.device_mesh import DeviceMesh

@@ -1,4 +1,4 @@
-"""Where a tensor lies."""
+"""Finds whether a tensor is in tutti's shared memory."""
 
 
 def is_shared(tensor):

@@ -4,7 +4,7 @@ import torch.distributed as dist
 
 
 class Site:
-    """Where a mistake is made, and what it is made with."""
+    """The arguments of a wrong call: the group with this rank and its size, its backend, and a tensor."""
 
     def __init__(self, group, rank, size):
         self.group, self.rank, self.size = group, rank, size

@@ -1,8 +1,8 @@
-"""What every operation must give, computed in one process from the inputs of all ranks, to the last bit.
+"""A model of all operations: computes their results in one process from the inputs of all ranks, to the last bit.
 
 A *program* is a list of `Step`s that all ranks of a world carry out in the same order. A step is data: it names the
-operation, the group, the types and shapes, and a seed from which every rank's input follows, so whoever has the step
-knows what each rank brings. Buffers are bytes here (arrays of uint8), because most operations only move them.
+operation, the group, the types and shapes, and a seed from which every rank's input follows, so the inputs of all ranks
+can be computed from the step alone. Buffers are bytes here (arrays of uint8), because most operations only move them.
 """
 import math
 import random
@@ -61,7 +61,8 @@ def groups_of(size):
 
 # ---- inputs ----
 def input_bytes(step, rank, index, count):
-    """What a rank brings as its operand `index`: small numbers, any bits at all, or floats of every magnitude."""
+    """Returns a rank's operand `index` as bytes. The seed decides whether it has small numbers, random bits, or floats
+    of every magnitude."""
     if step.seed % 3 == 0 and step.dtype not in MOVED_ONLY:
         return small_numbers(step.dtype, (numpy.arange(count) * 7 + rank * 3 + index + step.seed) % 3 + 1)
     generator = numpy.random.default_rng((step.seed, rank, index))
@@ -89,7 +90,7 @@ def uneven(step, source, target):
 
 
 def shapes_of_list(step):
-    """Of the operations that take several tensors at once."""
+    """Returns the shapes of one to three tensors, for operations that take several at once."""
     return [step.shape, (step.seed % 5,), (2, 3)][:1 + step.seed % 3]
 
 
@@ -183,8 +184,8 @@ def refusals(step, size):
 
 # ---- what the ranks of a group must have in the end ----
 def results(step, size, hosts):
-    """For each rank, the bytes of what it received into, or of what it brought where that is the same. hosts: of each
-    rank."""
+    """Returns for each rank the bytes of its output tensors, or of its inputs if the operation writes there. hosts: the
+    host of each rank."""
     parts = [inputs_of(step, size, rank) for rank in range(size)]
     everyone = range(size)
     root = step.root % size
@@ -268,8 +269,9 @@ def message_bytes(step, size, index):
 
 
 def complaints_about_messages(step, size, rank, got):
-    """`got`: (sender, bytes) of each receive of a rank, in the order of its postings. What one rank sent with one tag
-    must come in the order in which it was sent; among several senders any order will do."""
+    """Returns the faults of the messages that a rank has received, as texts. got: (sender, bytes) of each receive, in
+    the order of its postings. Messages from one rank with one tag must come in the order in which they were sent; those
+    of several senders may come in any order."""
     messages = messages_of(step, size)
     waiting = {}
     for source in range(size):
@@ -306,8 +308,9 @@ def difference(name, got, expected):
 
 
 def complaints(program, size, outcomes, hosts=None):
-    """What is wrong with what the ranks report: for each rank and step, None if the rank is not in the group, else a
-    list of (name, bytes) or, of messages, (sender, bytes). hosts: of each rank; None: those that TUTTI_HOSTS tells."""
+    """Returns the faults of the results that the ranks report, as texts. outcomes: for each rank and step, None if the
+    rank is not in the group, else a list of (name, bytes) or, for messages, of (sender, bytes). hosts: the host of each
+    rank; None: as TUTTI_HOSTS tells."""
     found, hosts = [], hosts or hosts_of(range(size), size)
     for number, step in enumerate(program):
         members = groups_of(size)[step.group]

@@ -97,7 +97,7 @@ class Call:
 
 # ---- the calls of torch.distributed ----
 def launch(call):
-    """Starts the step as torch's users do. What it returns has wait(), or is None when the call has blocked."""
+    """Starts the step as torch's users do. Returns an object with wait(), or None if the call has blocked."""
     step, group, p = call.step, call.group, call.size
     ins, outs = [o.tensor for o in call.brought], [o.tensor for o in call.received]
     root, later = step.root % p, step.how != "sync"
@@ -245,8 +245,8 @@ def start(step, number, group, rank, size):
 
 
 def carry_out(world, program):
-    """What the rank has of each step: see model.complaints. An error that is not in the model ends all groups at once,
-    so that no other rank waits for this one."""
+    """Runs the program on this rank. Returns its results of each step, as model.complaints takes them. An error that is
+    not in the model ends all groups at once, so that no other rank waits for this one."""
     groups = groups_here(world)
     calls, pending = [], []
     order = random.Random(sum(step.seed for step in program) * 64 + world.rank)
@@ -276,8 +276,8 @@ def carry_out(world, program):
 
 # ---- a program on all ranks ----
 def verdict(ranks, program):
-    """What is wrong with the program on these ranks, in words; nothing when all is well. Ranks that fail are closed.
-    AssertionError when one does not answer at all."""
+    """Runs the program on these ranks. Returns its faults as texts, [] if there are none. Closes the ranks if one
+    fails. Raises AssertionError if one does not answer at all."""
     outcomes = ranks.outcomes(carry_out, program)
     if any(outcome.failed for outcome in outcomes):
         ranks.close()

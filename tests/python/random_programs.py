@@ -1,4 +1,4 @@
-"""Random programs (see model.py): how they are drawn, and rounds of them. What fails is made small by hypothesis, and
+"""Draws random programs (see model.py), and runs rounds of them. A failing program is made small by hypothesis and
 printed with a line that runs it again."""
 from hypothesis import HealthCheck, Phase, given, note, seed, settings
 from hypothesis import strategies as draw
@@ -80,8 +80,8 @@ def programs(choose, ordered=True):
 
 # ---- rounds of them ----
 def check(ranks_of_now, again, hung, program):
-    """again: the beginning of a line that runs it again. hung: what was said about programs that did not end. These
-    are not made small: it would take minutes a try."""
+    """Asserts that a program gives the results of the model. again: the beginning of a line that runs it again. hung:
+    {program: text} of programs that did not end. These are not made small, because each try would take minutes."""
     wrong = hung.get(repr(program))
     if hung and not wrong:
         return
@@ -95,7 +95,7 @@ def check(ranks_of_now, again, hung, program):
 
 
 def one_round(first_seed, some_programs, check_one, examples=100):
-    """So many programs, or fewer when there are not so many different ones; all of them."""
+    """Runs that many random programs, or all different ones if there are fewer. Returns them."""
     done = []
     @seed(first_seed)
     @settings(max_examples=examples, deadline=None, database=None, suppress_health_check=list(HealthCheck),
@@ -110,7 +110,7 @@ def one_round(first_seed, some_programs, check_one, examples=100):
 
 
 def rounds(first_seed, cases, check_one, ordered=True):
-    """Rounds of programs, each with the next seed, until enough steps were checked; those steps."""
+    """Runs rounds of programs, each with the next seed, until enough steps are checked. Returns these steps."""
     done = []
     while len(done) < cases:
         done += [step for program in one_round(first_seed, programs(ordered), check_one) for step in program]

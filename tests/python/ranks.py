@@ -39,7 +39,7 @@ def setting_of(hosts):
 
 @dataclass
 class World:
-    """What a rank knows. The default group is tutti's; `gloo` is a second group of the same ranks, if asked for."""
+    """The state of one rank. The default group is tutti's; `gloo` is a second group of the same ranks, if asked for."""
     rank: int
     size: int
     store: object = None
@@ -50,7 +50,8 @@ class World:
 
 @dataclass
 class Outcome:
-    """Of one function on one rank: its value, or the class and text of what it raised; `died` is an exit code."""
+    """The outcome of a function on one rank: its value, or the class and text of its exception; or, if the rank died,
+    its exit code."""
     value: object = None
     error: str = ""
     text: str = ""
@@ -76,8 +77,8 @@ def join(rank, size, path, options):
 
 
 def attempt(function, *arguments):
-    """What the function returns or raises. A function has ten minutes; a rank that waits for its next one ends when its
-    pipe does, so ranks that many tests share may live as long as the tests."""
+    """Calls the function and returns its Outcome. A function has ten minutes. A rank that waits for its next function
+    ends when its pipe does, so ranks that many tests share may live as long as the tests."""
     signal.alarm(600)
     try:
         return Outcome(value=function(*arguments))
@@ -129,7 +130,7 @@ class Ranks:
         return outcomes
 
     def outcomes(self, function, *arguments, limit_s=LIMIT_S):
-        """Runs it on every rank; what happened there."""
+        """Runs the function on every rank, and returns the Outcome of each."""
         for pipe in self.pipes:
             pipe.send((function, arguments))
         return self.collect(limit_s)

@@ -138,7 +138,8 @@ def test_ranks_and_tags(shared):
 
 
 def check_overlap(world):
-    """Of one piece of memory: exactly in place, or refused; nothing starts of a coalesced call. Lists always work."""
+    """Tensors in one piece of memory must be exactly in place. Any other overlap is refused, and then no operation of a
+    coalesced call starts."""
     me, p, n = world.rank, world.size, 1000
     memory = torch.arange(p * n + 1.0)
     whole, mine, beside = memory[:p * n], memory[me * n:][:n], memory[me * n + 1:][:n]

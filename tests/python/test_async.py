@@ -1,5 +1,5 @@
-"""What is only started: Works, futures, callbacks, coalescing, messages in any order, and that nothing depends on who
-holds what."""
+"""Tests of asynchronous operations: Works, futures, callbacks, coalescing, messages in any order. No result depends on
+whether the program still holds these objects."""
 import ctypes
 import gc
 import os
@@ -130,7 +130,8 @@ def test_callbacks_that_communicate(shared):
 
 
 def check_a_crowd_of_callbacks(world):
-    """More callbacks wait for one future than anybody would think of; those that served them leave again."""
+    """Callbacks of 70 futures wait for one other future. All of them get its value, and the extra threads that served
+    them end."""
     backend, me = dist.group.WORLD._get_backend(torch.device("cpu")), world.rank
     def receive(tag):
         return backend.recv([torch.empty(1)], me, tag).get_future()
@@ -155,7 +156,7 @@ def test_any_number_of_blocked_callbacks(fresh):
 
 
 def no_more_threads():
-    """As a limit of the system on this user's threads has it."""
+    """Forbids new threads in this process, as a limit of the system on its user's threads does."""
     if os.geteuid() == 0:                                 # root is above that limit
         os.setresuid(65534, 65534, 65534)
     resource.setrlimit(resource.RLIMIT_NPROC, (0, 0))
@@ -273,7 +274,7 @@ def test_coalesced_work(shared):
 
 
 def refuse_at_the_end(world):
-    """What is coalesced is launched when the block ends, and refused then: nothing of it stays open."""
+    """Coalesced operations are launched when their block ends. If one is refused then, the block is over, too."""
     group, device = dist.group.WORLD, torch.device("cpu")
 
     def kinds_that_differ():

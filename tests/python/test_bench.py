@@ -1,5 +1,5 @@
-"""`tutti bench`: what it understands, that it sees wrong results, that backends take turns, what it prints and saves,
-and that no rank is left behind. Nothing here judges a time."""
+"""Tests of `tutti bench`: its options, that it finds wrong results, that backends take turns, its output and its files,
+and that no rank is left behind. No test judges a time."""
 import contextlib
 import io
 import itertools
@@ -96,7 +96,7 @@ def test_number_of_ranks_is_torchruns(monkeypatch, capsys):
 
 # ---- what is measured ----
 def test_bus_bandwidth_factors():
-    """Those of doc/PERFORMANCE.md of nccl-tests."""
+    """The factors of bus bandwidth are those of nccl-tests (its doc/PERFORMANCE.md)."""
     for n in (2, 3, 8):
         of = {name: row.bus_factor(n) for name, row in TABLE.items()}
         assert of.pop("all_reduce") == pytest.approx(2 * (n - 1) / n)

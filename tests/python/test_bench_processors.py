@@ -28,7 +28,7 @@ def core(**changes):
 
 
 def limited(**changes):
-    """Of 16 MiB that memcpy copies in a cache of its own core."""
+    """Returns a row of 16 MiB that is judged by a limit: memcpy copies so many bytes within a cache of its core."""
     return row(bytes=16 << 20, beside="memcpy", goal=1.12, goal_p99=0, median_us=1032.0, beside_us=584.0, ratio=1.77,
                limit_us=310.0, crossing_us=1000.0, judged_by="crossing", met=True, **changes)
 

@@ -20,7 +20,8 @@ ALGORITHMS = {"all_reduce": ["", "one_shot", "two_shot", "two_shot_read"], "redu
 
 @functools.cache
 def numbers(rank, dtype, count):
-    """Of all magnitudes, and half of them take away what a rank before has put in."""
+    """Returns the input of a rank: numbers of many magnitudes. From rank 1 on, half of them cancel one of an earlier
+    rank."""
     of = numpy.random.default_rng([7, count])           # the same on all ranks
     exponents = of.integers(3, 14, count)
     parts = []
@@ -38,7 +39,7 @@ def placed(values, shared, skipped):
 
 
 def bits_of_sums(world, kind, algorithm, dtype, count):
-    """Of this rank's result, by way."""
+    """Returns the bytes of this rank's results, by (placement of the tensors, whether the call blocks)."""
     values, results = numbers(world.rank, dtype, count), {}
     for number, placement in enumerate(["private", "shared", "mixed"]):
         shared = placement == "shared" or (placement == "mixed" and world.rank % 2 == 0)

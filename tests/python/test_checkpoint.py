@@ -1,5 +1,5 @@
-"""torch.distributed.checkpoint: what some ranks save, as many or another number of ranks load. The judge is the state
-before; planning goes through the object collectives of the group."""
+"""Tests of torch.distributed.checkpoint: some ranks save, and as many or another number of ranks load. The judge is the
+state before. Planning uses the object collectives of the group."""
 import os
 
 import pytest
@@ -38,7 +38,7 @@ def sharded(world, seed):
 
 
 def train(model, optimizer, steps, first=0):
-    """The same batch on every rank, so that the number of ranks does not matter."""
+    """Trains with the same batch on every rank, so that the number of ranks does not matter."""
     for turn in range(first, first + steps):
         x = torch.randn(6, WIDTH, generator=torch.Generator().manual_seed(turn))
         optimizer.zero_grad()
@@ -105,7 +105,7 @@ def gone_on(world, steps):
 
 @pytest.mark.parametrize("writers, readers", [(2, 2), (4, 2), (2, 4), (3, 2)], ids=lambda size: str(size))
 def test_fsdp_state_of_other_numbers_of_ranks(shared, tmp_path, writers, readers):
-    """And the readers go on as if nothing had happened."""
+    """State that some ranks saved is loaded by as many or another number, which train on as if nothing had happened."""
     folder = str(tmp_path / "saved")
     before = shared(writers).run(saved, folder, 3)
     judged = shared(readers).run(gone_on, 5)
@@ -152,7 +152,7 @@ def test_asynchronous_save(shared, tmp_path):
 
 # ---- other states ----
 def divided(world, folder):
-    """The same tensor, saved with one placement, is loaded with another, and beside it what only one rank has."""
+    """A tensor that is saved with one placement is loaded with another, beside a tensor that only one rank has."""
     whole = torch.arange(35.0).reshape(7, 5)
     mesh, ways = mesh_of(world), [[Shard(0)], [Shard(1)], [Replicate()]]
     for number, before in enumerate(ways):
@@ -206,7 +206,7 @@ def without_the_file(world, folder):
 
 
 def test_a_missing_checkpoint_is_an_error_on_every_rank(shared, tmp_path):
-    """And the group is as good as before: rank 0 only told the others what went wrong."""
+    """Every rank gets the error that rank 0 has found, and the group still works."""
     for outcome in shared(2).outcomes(without_the_file, str(tmp_path / "nothing")):
         assert outcome.error == "CheckpointException" and ".metadata" in outcome.text, outcome
     shared(2).run(from_ddp_to_fsdp, str(tmp_path / "saved"))

@@ -1,5 +1,5 @@
-"""tutti chosen by its own name: alone, for some devices, beside other backends, for one group or one dimension of a
-mesh. What torch itself makes of each string is in docs/torch.md."""
+"""Tests of tutti chosen by its own name: alone, for some devices, beside other backends, for one group or one dimension
+of a mesh. docs/torch.md tells how torch reads each string."""
 from datetime import timedelta
 
 import pytest
@@ -128,7 +128,8 @@ def test_further_groups(two, first):
 
 
 def become_the_default(world):
-    """As torchtitan asks: by the map of devices to backends."""
+    """Makes tutti the default of a device in torch's map of devices to backends, as torchtitan does. Returns the
+    description of the group that torch then makes."""
     backends = dist.Backend.default_device_backend_map
     before = backends["cpu"]
     backends["cpu"] = "tutti"

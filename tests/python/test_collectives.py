@@ -17,7 +17,7 @@ GLOO_MOVES = [*FLOATS, torch.int8, torch.uint8, torch.int32, torch.int64, torch.
 
 
 def brought(rank, count, dtype):
-    """What a rank brings: 1 to 3, so that products of four stay small."""
+    """Returns the input of a rank: numbers from 1 to 3, so that products of four stay small."""
     values = (torch.arange(count) * 7 + rank * 3) % 3 + 1
     if dtype == torch.bool:
         return values == 1
@@ -177,7 +177,7 @@ def test_moves(shared, size, dtype):
 
 
 def check_against_gloo(world, dtype):
-    """The same calls on both groups, with shapes of several dimensions."""
+    """Runs the same calls on both groups, with shapes of several dimensions, and compares the results."""
     p, me = world.size, world.rank
     results = []
     for group in (None, world.gloo):

@@ -58,7 +58,8 @@ def mesh_of(world):
 
 @contextmanager
 def all_waited():
-    """Whoever waits for a traced collective must take its Work out of torch's table of Works."""
+    """Asserts that all Works of the block have left torch's registry, as waiting for a traced collective must
+    ensure."""
     before = _get_work_registry_size()
     yield
     assert _get_work_registry_size() == before
@@ -196,7 +197,7 @@ def simple_fsdp(world, backend):
 
 
 def sorted_parameters(model):
-    """By names without what a parametrization adds to them."""
+    """Returns (name, parameter) sorted by name, without the parts of a name that a parametrization adds."""
     return sorted((name.replace("parametrizations.", "").replace(".original", ""), p)
                   for name, p in model.named_parameters())
 

@@ -1,5 +1,5 @@
-"""Gradients that travel packed, in DistributedDataParallel and in zero.shard: all ranks get the same, and what has
-come and what is still kept are together what was given, whatever is left out on the way."""
+"""Tests of gradients that travel packed, in DistributedDataParallel and in zero.shard: all ranks get the same
+gradients, which together with the residuals add up to the given ones, whatever a message leaves out."""
 import contextlib
 import copy
 import os
@@ -50,7 +50,7 @@ def gradient_of(step, rank):
 
 
 def given(world, steps):
-    """What all steps have given on average."""
+    """Returns the sum over the steps of the gradient's average over all ranks."""
     return sum(gradient_of(step, rank).double() for step in steps for rank in range(world.size)) / world.size
 
 
@@ -92,7 +92,7 @@ def test_hook_loses_nothing(shared, size, how):
 
 
 def run_whole(world):
-    """What keeps all is the average."""
+    """Compression that keeps all elements gives the average."""
     models = [ddp(Compression("topk", 1.0))[0], DistributedDataParallel(Given())]
     for model in models:
         for step in range(2):
@@ -108,7 +108,8 @@ def test_what_keeps_all_is_the_average(shared, size):
 
 
 def run_resumed(world, how):
-    """What was lost is had back by a run that goes on, here with the same ranks; chance goes on as well."""
+    """A run that is resumed, here with the same ranks, adds the saved residuals to its gradients and goes on with the
+    random choices. A state that does not fit is refused."""
     model, compressor, optimizer = ddp(how)
     train(world, model, optimizer, range(3))
     kept = compressor.state_dict()
@@ -132,7 +133,7 @@ def test_state_is_kept(shared, form):
 
 
 def run_alike(world):
-    """The same seed gives the same bits, without feedback as well; another seed others."""
+    """Equal seeds give equal bits, also without feedback; another seed gives others."""
     runs = []
     for seed in (1, 1, 2):
         model, compressor, optimizer = ddp(Compression("int4", feedback=False, stochastic=True, seed=seed))
@@ -174,7 +175,8 @@ def test_models_learn(shared, form):
 
 
 def run_momentum(world):
-    """One rank, one bucket: against the formulas of Deep Gradient Compression. What is sent loses its momentum."""
+    """One rank with one bucket agrees with the formulas of Deep Gradient Compression. An element that is sent loses its
+    momentum."""
     model = DistributedDataParallel(Given())
     compressor = compression.compress(model, Compression("topk", 0.02, momentum=0.9))
     lost, momentum, kept = torch.zeros(9107), torch.zeros(9107), 20 * 9107 // 1024
@@ -198,7 +200,8 @@ def test_momentum(shared):
 
 
 def run_momentum_learns(world, stage):
-    """In place of the optimizer's; of zero.shard, and of hosts that add up first, as well."""
+    """A model learns with the momentum of Compression in place of the optimizer's, also with zero.shard (if stage is
+    not 0)."""
     how = Compression("topk", 0.1, momentum=0.9)
     model = Network(16)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.005)
@@ -241,7 +244,8 @@ def test_shard_loses_nothing(shared, size, how, stage, hosts):
 
 
 def run_moved(world):
-    """What one stage has lost another goes on with; without compression it is left out."""
+    """The residuals of one stage are loaded at another stage. Without compression they are left out, and a residual of
+    another shape is refused."""
     how = Compression("topk", 0.02)
     model, optimizer = shard(how, 2)
     train(world, model, optimizer, range(3))
@@ -420,7 +424,7 @@ def test_state_in_the_middle_of_a_step(shared):
 
 
 def run_bad_numbers(world, form):
-    """What is no number reaches all ranks, and leaves nothing behind."""
+    """A NaN in the gradient of one rank reaches all ranks, and leaves no residual that is not finite."""
     model, compressor, _ = ddp(form)
     gradient = gradient_of(0, world.rank)
     gradient[4000] = float("nan") if world.rank == 0 else 1

@@ -1,9 +1,9 @@
-"""Context parallelism: attention over a sequence that is divided among ranks.
+"""Tests of context parallelism: attention over a sequence that is divided among ranks.
 
 On CPU tensors torch 2.13 does not offer it: `context_parallel` hands attention to DTensor, which knows rules for CUDA's
 kernels only (tensor/experimental/_context_parallel/_attention.py:939), whatever the backend; a test keeps that on
-record and fails when it changes. What torch does around the kernel, rings of keys, values and their gradients,
-takes any kernel: here it runs with the CPU's, and the judge is attention over the whole sequence in one process.
+record and fails when it changes. The rest of torch's code, rings of keys, values and their gradients, takes any kernel.
+Here it runs with the CPU's kernel, and the judge is attention over the whole sequence in one process.
 """
 from contextlib import contextmanager
 

@@ -27,7 +27,8 @@ STEPS = 4
 
 # ---- models ----
 class Branches(torch.nn.Module):
-    """Which layer is used depends on the batch, so that a rank may have no gradient where another has one."""
+    """A model that uses one of two layers, depending on the batch, so that a rank may have no gradient where another
+    has one."""
 
     def __init__(self):
         super().__init__()
@@ -90,7 +91,7 @@ def in_bfloat16(group, bucket):
 
 
 def wrapped_in_bfloat16(group, bucket):
-    """The same for the wrapper."""
+    """torch's own wrapper of hooks under another name, for the same reason as in_bfloat16."""
     return default_hooks.bf16_compress_wrapper(default_hooks.allreduce_hook)(group, bucket)
 
 

@@ -1,5 +1,5 @@
-"""Tensors of another device than the CPU, on an emulated one (tests/device/sim.cpp): what streams, futures and
-operations see, and what every operation gives."""
+"""Tests with tensors of another device than the CPU, on an emulated one (tests/device/sim.cpp): streams, futures, and
+the results of every operation."""
 import device_checks
 import device_failures
 import device_training

@@ -71,7 +71,8 @@ def test_zero_goes_on_where_data_parallel_training_stopped(tmp_path):
 
 
 def test_compressed_gradients(tmp_path):
-    """What compression has lost is in the checkpoint, of DistributedDataParallel and of ZeRO."""
+    """A checkpoint has the residuals of compression, with DistributedDataParallel and with ZeRO, so the resumed losses
+    agree."""
     for way in ([], ["--zero", 2]):
         paths = [tmp_path / f"{name}{len(way)}" for name in ("at8", "whole", "resumed")]
         packed = [*way, "--compress", "topk", "--share", 0.1]
@@ -83,7 +84,7 @@ def test_compressed_gradients(tmp_path):
 
 
 def processes_of(run):
-    """Those whose environment carries the mark of this run."""
+    """Returns the processes whose environment has the mark of this run."""
     mark, found = f"TEST_RUN={run}".encode(), []
     for folder in Path("/proc").glob("[0-9]*"):
         try:

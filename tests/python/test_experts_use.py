@@ -80,7 +80,8 @@ def some_ranks(world, group):
 
 
 def no_rows(world, group):
-    """All go to experts of rank 0; those of rank 1 make outputs that are no function of tokens."""
+    """All rows go to experts of rank 0. The experts of rank 1 get none, and their output is not a function of
+    tokens."""
     dispatcher, x = experts.Dispatcher(4, group), numbers(world.rank, 9, 8).requires_grad_()
 
     def expert(batch):
@@ -166,7 +167,8 @@ class Interrupted(list):
 
 
 def test_extents_that_the_collector_frees(monkeypatch):
-    """In the middle of take(): what it has just chosen must not be joined with what comes back."""
+    """The collector frees an extent in the middle of take(). The extent that take() has just chosen must not be joined
+    with it."""
     raised = []
     monkeypatch.setattr(sys, "unraisablehook", lambda what: raised.append(what.exc_value))
     monkeypatch.setattr(_pool, "_library", Nothing)

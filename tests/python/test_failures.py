@@ -1,6 +1,6 @@
-"""What goes wrong between ranks: every rank gets an error of the right class that says what happened, and the group can
-be destroyed. Each test breaks groups of its own. A rank whose part is over stays a member until all have answered, so
-whoever is to be missing just returns."""
+"""Tests of failures between ranks: every rank gets an error of the right class that says what happened, and the group
+can be destroyed. Each test breaks groups of its own. A rank whose function has returned stays a member until all have
+answered, so a rank misses an operation by returning early."""
 import os
 import signal
 import threading
@@ -248,13 +248,14 @@ def shut_down_under_one_that_stays(world):
 
 
 def test_group_ends_under_a_thread_that_stays(fresh):
-    """And what that thread calls afterwards tells it so."""
+    """The group ends while a thread is still in a call, and later calls of that thread get an error that says so."""
     ranks = fresh(2, environment={"TORCH_FR_BUFFER_SIZE": "10"})
     assert ranks.run(shut_down_under_one_that_stays) == [(0, ["told", True])] * 2
 
 
 def in_a_child(call):
-    """What a call raises in a forked child."""
+    """Calls `call` in a forked child. Returns the class and text of the error that it raises, or "no error", as
+    bytes."""
     read, write = os.pipe()
     child = os.fork()
     if child == 0:

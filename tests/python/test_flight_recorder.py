@@ -1,5 +1,5 @@
-"""The flight recorder: what it holds of a group that works, of one that failed, and what `tutti trace` and torch's own
-reader make of it. Ranks write into a folder of the test."""
+"""Tests of the flight recorder: its records of a group that works and of one that failed, and the verdicts of `tutti
+trace` and torch's own reader about them. Ranks write into a folder of the test."""
 import gc
 import io
 import os
@@ -50,7 +50,7 @@ def judged_by_torch(folder, backend, *options):
 
 
 def verdict_of(collective):
-    """Of torch's reader on one collective."""
+    """Returns the verdict of torch's reader on a collective: "fine", or the mismatch."""
     if collective.missing_ranks:
         return f"missing {collective.missing_ranks}"
     states = {one.type_of_mismatch.state.name for one in (collective.mismatch_collectives or {}).values()
@@ -145,7 +145,8 @@ def test_only_the_last_operations_are_kept(recorded):
 
 
 def many_groups(world):
-    """How many are known, of 20 that are gone, 3 that live and the default one."""
+    """Makes and destroys 20 groups, makes 3 that live, and fills the record. Returns how many groups the recorder
+    remembers."""
     for _ in range(20):
         group = dist.new_group()
         dist.all_reduce(torch.ones(2), group=group)
@@ -162,7 +163,8 @@ def many_groups(world):
 
 
 def test_groups_that_are_gone_are_forgotten(recorded):
-    """As many are known as operations are kept."""
+    """The recorder remembers at most as many groups that are gone as operations, here 5, besides the 3 that live and
+    the default one."""
     assert recorded(2, capacity=5).run(many_groups) == [5 + 3 + 1] * 2
 
 
@@ -407,7 +409,8 @@ def test_group_that_fails_for_want_of_memory_is_recorded(recorded):
 
 
 def refuses_the_first(world):
-    """Of a coalesced call, on one rank, and of another the only operation."""
+    """Makes two coalesced calls with an operation that rank 0 refuses: the first of two, and the only one. Returns the
+    names and numbers of the recorded operations."""
     x, wrong, cpu = torch.ones(1), dist.AllreduceOptions(), torch.device("cpu")
     wrong.reduceOp = dist.ReduceOp.BAND
     backend = dist.group.WORLD._get_backend(cpu)

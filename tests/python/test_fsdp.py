@@ -247,7 +247,7 @@ def test_goes_on_from_its_state(shared, size, full):
 
 
 def run_memory(world):
-    """What fully_shard asks of a group for its buffers, and that collectives accept the answer."""
+    """The group allocates memory as fully_shard asks for its buffers, and collectives accept this memory."""
     backend, device = dist.group.WORLD._get_backend(torch.device("cpu")), torch.device("cpu")
     assert backend.supports_tensor_alloc(device)
     for dtype in (torch.float32, torch.bfloat16, torch.uint8):
@@ -266,7 +266,8 @@ def test_memory_of_the_group(shared, size):
 
 
 def run_counted(world):
-    """Whose memory gradients lie in after backward, with and without asking the group."""
+    """Returns, first without and then with asking the group for memory, whether each gradient lies in memory of the
+    group after backward."""
     kind = type(dist.group.WORLD._get_backend(torch.device("cpu")))
     allocate, given = kind.allocate_tensor, []
 

@@ -138,7 +138,7 @@ def test_tcp_store(fresh):
 
 
 def reachable_address():
-    """Of this host, for others; None: it has none."""
+    """Returns the IPv4 address at which others reach this host, or None if it has none."""
     import socket
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
@@ -186,13 +186,14 @@ def test_a_group_larger_than_what_was_started_here_may_be_on_several_hosts(fresh
 
 
 class Allocated(ctypes.Structure):
-    """What mallinfo2 returns."""
+    """The struct that mallinfo2 returns."""
     _fields_ = [(name, ctypes.c_size_t) for name in "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks "
                 "fordblks keepcost".split()]
 
 
 def split_often(world):
-    """What this process has allocated meanwhile. Names are long, so that those that are kept show."""
+    """Returns the growth of this process's heap, in bytes, while it splits off 100 groups. Their names are long, so
+    that the growth shows names that are kept."""
     libc = ctypes.CDLL(None)
     libc.mallinfo2.restype = Allocated
     dist.init_process_group("tutti", store=dist.HashStore(), rank=0, world_size=1)

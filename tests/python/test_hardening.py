@@ -1,5 +1,5 @@
-"""Both libraries are built so that a mistake in them is harder to use: what the linker and the compiler have left there
-says so."""
+"""Tests that both libraries are built so that a mistake in them is harder to exploit, by the marks that the linker and
+the compiler leave in the files."""
 import platform
 import re
 import shutil

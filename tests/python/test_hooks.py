@@ -1,5 +1,5 @@
-"""Hooks: what torch and programs have called before and after a call, when a group fails (torch 2.14), and when an
-operation succeeds (torch 2.15); torch's own recorder, which uses them; and estimates of time."""
+"""Tests of hooks, which torch and programs have called before and after a call, when a group fails (torch 2.14), and
+when an operation succeeds (torch 2.15); of torch's own recorder, which uses them; and of estimates of time."""
 import contextlib
 import http.client
 import json
@@ -221,7 +221,8 @@ def entries(name="tutti"):
 
 
 def entries_of_the_debug_server(path):
-    """What its page /fr_trace_json?backend=tutti asks a worker for: the operations that are not over."""
+    """Returns the entries that a worker gives the debug server's page /fr_trace_json?backend=tutti: the operations that
+    are not over."""
     from torch._C._distributed_c10d import _WorkerServer
     server = _WorkerServer(path, -1)
     try:

@@ -163,7 +163,7 @@ def test_only_what_cannot_be_addressed_is_packed(shared):
 
 
 def sent_more_than_once(world):
-    """What is only read may be in a list again and again; and a result may lie in one of the inputs."""
+    """A tensor that is only read may be in a list several times, and a result may lie in one of the inputs."""
     p, me = world.size, world.rank
     x, total = value(me, 0, 5000), sum(value(q, 0, 5000) for q in range(p))
     out, outs = torch.empty(5000), [torch.empty(5000) for _ in range(p)]

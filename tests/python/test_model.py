@@ -1,5 +1,5 @@
-"""`tutti model`: what it understands, that its predictions are those of all ranks, that its table, its file and its
-picture say the same, and which algorithms there are on one host and on several. Nothing here judges a time."""
+"""Tests of `tutti model`: its options, that all ranks have the same predictions, that its table, its file and its
+picture agree, and its algorithms on one host and on several. No test judges a time."""
 import contextlib
 import io
 import json
@@ -115,7 +115,8 @@ def test_unknown_names_are_refused_with_the_nearest(shared):
 
 # ---- what it says ----
 def test_the_line_through_the_times():
-    """Of times that lie on one: a call of 20 us, 0.25 ns for a byte; half of the rate from 80,000 bytes on."""
+    """The line through times on a line has its values: 20 us for a call, 0.25 ns for a byte. So a call of 80,000 bytes
+    reaches half of the rate. Two points, or times that fall, give no line."""
     found = report.fit([(n, 20 + n * 0.25e-3) for n in (1 << 10, 1 << 14, 1 << 18, 1 << 22)])
     assert found == pytest.approx({"alpha_us": 20, "beta_ns": 0.25})
     first, second = report.advice(found, 100 << 20)

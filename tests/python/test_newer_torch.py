@@ -22,7 +22,7 @@ SUPPORTED = ["supports_splitting", "supports_coalescing", "supports_abort_hooks"
 
 
 def capabilities(world):
-    """Those that this torch asks for, and the backend's answers."""
+    """Returns the backend's answers for the capabilities that this torch asks for, by name."""
     backend = backend_of()
     return {name: getattr(backend, name) for name in SUPPORTED if hasattr(backend, name)}
 

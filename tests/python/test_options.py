@@ -1,4 +1,4 @@
-"""What holds for a stretch of calls (`tutti.options`), and the call that goes straight to the backend
+"""Tests of options for a block of calls (`tutti.options`), and of the call that goes straight to the backend
 (`tutti.all_reduce`)."""
 import threading
 from datetime import timedelta

@@ -14,12 +14,12 @@ from program_start import run_interpreter, run_python, succeeded
 
 
 def python(code):
-    """Runs code in a new interpreter; what it prints."""
+    """Runs code in a new interpreter, and returns its output."""
     return succeeded(run_interpreter("-c", code))
 
 
 def forked(code):
-    """Runs code where torch is loaded already; what it prints."""
+    """Runs code in a process that has loaded torch already, and returns its output."""
     return succeeded(run_python("-c", code))
 
 
@@ -45,7 +45,8 @@ print([m for m in sys.modules if m.startswith("torch_tutti")], "libtutti" in map
 
 
 def test_standard_descriptors_are_nobody_s():
-    """Where they are closed, what is written to standard error must not get into a tensor or to a peer."""
+    """If descriptors 0 to 2 are closed, the package opens none of them, so that text for standard error cannot get into
+    a tensor or to a peer."""
     code = """
 import os, sys, threading, torch, torch.distributed as dist, torch_tutti
 from datetime import timedelta
@@ -177,7 +178,7 @@ def test_info_tells_what_the_machine_was_measured_to_be():
 
 
 def test_info_tells_of_ucx():
-    """Which library it is and what networks it finds, or why there is none; both ways end well."""
+    """`tutti info` shows the UCX library and its networks, or the reason why there is none; it succeeds either way."""
     found = json.loads(tutti("info", "--json").stdout)["transports"]
     assert found["shm"].startswith("yes: ") and re.match(r"yes: UCX .*, with |no: ", found["ucx"]), found
     none = json.loads(tutti("info", "--json", environment={"TUTTI_UCX": "/nowhere/libucp.so.0"}).stdout)["transports"]
@@ -194,7 +195,7 @@ def test_info_tells_of_the_choice_between_hosts():
 
 
 def test_info_tells_of_verbs():
-    """Which ports serve, or why there is none."""
+    """`tutti info` shows the usable ports of RDMA devices, or the reason why there are none."""
     found = json.loads(tutti("info", "--json").stdout)["transports"]["verbs"]
     assert re.match(r"yes: .* is used with |no: ", found), found
     none = json.loads(tutti("info", "--json", environment={"TUTTI_VERBS": "/nowhere/libibverbs.so.1"}).stdout)

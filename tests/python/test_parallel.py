@@ -204,7 +204,8 @@ def test_overlap_changes_nothing(shared, dtype):
 
 # ---- options ----
 def beside(world, ours, judge, x, y, gradient, rtol=None, atol=None):
-    """Forward and backward of a divided layer and the whole one. x, y, gradient: what a rank has of the whole's."""
+    """Compares forward and backward of a divided layer with those of the whole one. x, y, gradient: functions that
+    return this rank's part of the whole input, of the output, and of the input's gradient."""
     close = {"rtol": rtol, "atol": atol}
     whole = torch.randn(4, 6, judge.in_features, generator=torch.Generator().manual_seed(3)).requires_grad_()
     mine = x(whole).detach().clone().requires_grad_()
@@ -259,7 +260,7 @@ def test_options(shared):
 
 
 class Ends(torch.nn.Module):
-    """What a transformer is but for attention, with 11 tokens, which do not divide among two ranks."""
+    """A transformer without attention, with a vocabulary of 11 tokens, which does not divide evenly among two ranks."""
 
     def __init__(self, group=None, divided=False, tied=False, sequence=False):
         super().__init__()

@@ -1,5 +1,5 @@
-"""Pipeline.runner: all schedules train as one process does, and as on torch's runtime; what passes between stages may
-be several tensors, and change; what goes wrong is told on all ranks, with the stage and the microbatch."""
+"""Tests of Pipeline.runner: all schedules train as one process does, and as on torch's runtime; several tensors may
+pass between stages, and their shapes may change; every error reaches all ranks, with the stage and the microbatch."""
 import gc
 import os
 import signal
@@ -267,7 +267,7 @@ def test_timeline(shared):
 
 
 class Counted(torch.autograd.Function):
-    """The same; what a graph holds of it is counted."""
+    """An identity that counts the tokens which graphs hold: now (`alive`), and the maximum (`most`)."""
     alive = most = 0
 
     class Token:
@@ -416,7 +416,8 @@ def be_late(_):
 
 
 def run_failing(world, name, culprit, at, act, back=False):
-    """Which of the culprit's stages gets that far first depends on the schedule."""
+    """Runs steps in which the modules of rank `culprit` call `act` in pass `at`, or in its backward, and raises the
+    error. The schedule decides which of the culprit's stages gets that far first."""
     pipeline = Pipeline(name, world.size, 9)
     stages = [Failing(at if world.rank == culprit else None, act, back) for _ in pipeline.stages_of(world.rank)]
     runner = pipeline.runner(stages, loss_of)
@@ -441,7 +442,7 @@ def test_a_killed_rank(fresh, name, back):
 
 
 def test_a_killed_rank_in_full(fresh):
-    """What the last of two ranks says whose first dies in the forward of its microbatch 3."""
+    """If rank 0 dies in the forward of its microbatch 3, rank 1 reports its own stage and the message it waits for."""
     outcomes = fresh(2).outcomes(run_failing, "gpipe", 0, 3, kill)
     failures(outcomes[1:], "PeerError", "pipeline: rank 1, stage 1, forward of microbatch ",
              " for the activation of stage 0 from rank 0: ", "rank 0")
@@ -505,7 +506,7 @@ def test_a_loss_that_is_no_number(fresh):
 
 # ---- on the wire ----
 def test_element_types_have_codes_of_their_own():
-    """Whatever other types a version of torch has."""
+    """The codes do not depend on the types of a version of torch. A type without a code is refused."""
     signature = (messages.Part(torch.float32, True, (2, 3)), messages.Part(torch.bfloat16, False, ()),
                  messages.Part(torch.uint64, False, (7,)))
     assert messages._encode(signature) == [0, 1, 2, 2, 3, 1, 0, 0, 15, 0, 1, 7]

@@ -97,7 +97,7 @@ def test_a_schedule_trains_as_one_process(shared, size, name):
 
 
 def test_no_schedule_is_forgotten():
-    """What torch knows by name and is no base class is in the table above."""
+    """The table above has every schedule that torch knows by name, except base classes."""
     with pytest.raises(ValueError) as unknown:
         get_schedule_class("")
     known = ast.literal_eval(str(unknown.value).split("options are ")[1])

@@ -50,7 +50,7 @@ def test_activations():
 
 
 def run_reported(world, stage, hosts, way):
-    """What a rank says it has is what the plan says, but for whole pages."""
+    """The memory that a rank reports agrees with the plan, except that it has whole pages."""
     model = Network(64)
     own = sum(p.numel() for name, p in model.named_parameters() if not name.startswith("blocks"))
     count = sum(p.numel() for p in model.parameters())
@@ -72,7 +72,8 @@ def test_is_what_is_reported(shared, stage, hosts, way):
 
 
 def run_packed(world, form, stage):
-    """What a rank says it has sent packed, and keeps of what was lost, is what the plan says, but for padding."""
+    """The packed bytes that a rank reports as sent, and the memory of its gradients and residuals, agree with the plan,
+    except for padding."""
     model, way, how = Network(256), f"stage {stage}" if stage else "DDP", compression.Compression(form, 0.1)
     own = sum(p.numel() for name, p in model.named_parameters() if not name.startswith("blocks"))
     plan = Model(sum(p.numel() for p in model.parameters()), own, 3, 256, 1)

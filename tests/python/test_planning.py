@@ -144,7 +144,8 @@ def test_groups_send_what_they_must(size, stride):
 
 
 def test_computing_is_six_for_each_parameter():
-    """Of those that a token meets; eight where all is recomputed; MFU counts six."""
+    """A step takes six operations for each parameter that a token meets, or eight with full recomputation; MFU counts
+    six. Selective recomputation adds the products of attention."""
     for name in ("llama-7b", "mixtral-8x7b"):
         of = job(name, local=FAST, across=FAST, bandwidth=NO_TIME)
         work = 6 * of.model.active * 512 * 2048
@@ -159,7 +160,8 @@ def test_computing_is_six_for_each_parameter():
 
 @pytest.mark.parametrize("schedule", ["naive", "gpipe", "1f1b", "interleaved", "zb-h1", "zb-v"])
 def test_bubble_is_the_schedule_s(schedule):
-    """As docs/pipelines.md has it, where messages take no time; and what a rank holds is what its list does."""
+    """The bubble is that of docs/pipelines.md if messages take no time, and the activations that a rank holds follow
+    from its list of actions."""
     p, m = 4, 16
     of = job(batch=256, schedule=schedule, local=FAST, across=FAST, bandwidth=NO_TIME)
     found = estimate(of, strategy(pp=p, dp=16, microbatches=m))

@@ -22,7 +22,8 @@ SHOWN = re.compile(r"^ *tp  pp |^ +\d+ +\d+ +\d+ |^others:|^tutti: ")           
 
 
 def printed(command, picture=None):
-    """What the command says, errors as well; its picture goes elsewhere."""
+    """Runs the command, and returns its output with its errors. picture: the path of its picture; None: it draws
+    none."""
     words, out = shlex.split(command)[1:], io.StringIO()
     if "--picture" in words:
         at = words.index("--picture")

@@ -1,5 +1,5 @@
-"""What torch's profiler sees of an operation: one range with our name and the shapes, inside record_param_comms with
-sizes, type and group; and how long operations took for who asks."""
+"""Tests of the profile of an operation: torch's profiler has one range with its name and the shapes, inside
+record_param_comms with sizes, type and group; and a program can ask how long an operation took."""
 import json
 
 import pytest

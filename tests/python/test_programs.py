@@ -42,8 +42,9 @@ def leave_gloo_at_once():
 
 
 def leave_at_once():
-    """In place of destroy_process_group, on gloo: with a Python object that holds the group, the last Work may be
-    destroyed by a thread that waits for the GIL while whoever destroys the group holds it and waits for that thread."""
+    """Ends the process on gloo, in place of destroy_process_group: with a Python object that holds the group, the last
+    Work may be destroyed by a thread that waits for the GIL, while the thread that destroys the group holds the GIL and
+    waits for that thread."""
     dist.barrier()
     sys.stdout.flush()
     os._exit(0)
@@ -63,7 +64,7 @@ def without_processes(program):
 
 
 def run_on_tutti(program, folder):
-    """What each start of it prints."""
+    """Starts the program on tutti once for each of its runs. Returns the outputs."""
     folder.mkdir()
     first, *others = program.runs
     return [start(program, "tutti", first, folder, run_torchrun if program.by_torchrun else run_ranks),

@@ -1,8 +1,9 @@
-"""Random programs of collectives and messages, on groups that overlap, waited for in any order or not at all, give to
-the last bit what one process computes from the same inputs (model.py); what is wrong is refused and harms nothing.
+"""Tests of random programs of collectives and messages, on groups that overlap, waited for in any order or not at all:
+the results are, to the last bit, those that one process computes from the same inputs (model.py). Wrong calls are
+refused and harm nothing.
 
 A case is one operation, checked on all ranks of its group. `--cases 100000` runs more of them than continuous
-integration does, `--first-seed 7` others. What fails is made small and printed with a line that runs it again.
+integration does, `--first-seed 7` others. A failing program is made small and printed with a line that runs it again.
 """
 import math
 
@@ -55,7 +56,7 @@ def spoiled(outcomes, size, program):
 
 
 def reported(program, size):
-    """What ranks without a fault would report."""
+    """Returns the reports that ranks without a fault would give."""
     outcomes = [[None] * len(program) for _ in range(size)]
     for number, step in enumerate(program):
         members = model.groups_of(size)[step.group]

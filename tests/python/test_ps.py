@@ -348,7 +348,8 @@ def run_far_ahead(world, mode, staleness, ahead, name):
 
 @pytest.mark.parametrize("mode, staleness, ahead", [("bounded", 1, 1), ("bounded", 3, 3), ("async", None, 7)])
 def test_a_bound_lets_so_many_pushes_pass(shared, mode, staleness, ahead):
-    """And no more: that one step more has waited, and so the lag is what it was."""
+    """A worker gets parameters while it is at most `ahead` pushes ahead of the other. In bounded mode the step after
+    that waits, so the lag does not grow."""
     lag, pushes = shared(3).run(run_far_ahead, mode, staleness, ahead, f"{mode}{ahead}{os.urandom(4).hex()}")[0]
     assert pushes == {1: ahead + 1, 2: ahead + 1}
     assert lag == ahead if mode == "bounded" else ahead <= lag <= ahead + 1

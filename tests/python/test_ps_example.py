@@ -1,4 +1,4 @@
-"""examples/parameter_server.py starts its ranks, runs in each mode and draws; what it draws."""
+"""Tests of examples/parameter_server.py: it starts its ranks, runs in each mode, and draws its pictures."""
 import sys
 from pathlib import Path
 

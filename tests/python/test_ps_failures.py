@@ -22,7 +22,8 @@ LOST = "is lost, and its part of the parameters with it"
 
 # ---- deaths ----
 def killed(world, victim, mode, staleness, servers, steps, asleep=False):
-    """The victim dies when it has had parameters twice; where it is a server, when it is told that a worker has."""
+    """Trains and kills the victim: a worker when it has had parameters twice, a server when a worker has had them
+    twice. Returns the parameters, or the server's report."""
     model = network()
     node = ps.join(model, sgd, servers=servers, mode=mode, staleness=staleness, slice_bytes=SMALL)
     if isinstance(node, ps.Server):
@@ -100,7 +101,8 @@ def silent(world):
 
 
 def test_a_silent_worker_is_lost_after_the_timeout(fresh):
-    """Who asks for parameters has the same time to wait, and lost the race or not, nobody hangs."""
+    """The server gives up the silent worker after the timeout. The other worker waits for parameters with the same
+    timeout, so it may fail first; in either case no rank hangs."""
     outcomes = fresh(3, timeout_s=2).outcomes(silent)
     assert not outcomes[0].failed and "reached the timeout of 2000 ms" in outcomes[0].value.lost[2]
     if outcomes[1].failed:
@@ -151,7 +153,8 @@ def test_an_optimizer_that_fails_ends_the_server(fresh, backend):
 
 
 def optimizer_fails_at_the_end(world):
-    """Which a worker that leaves, and waits for no parameters, is told then."""
+    """The optimizer of the server fails at its only step. A worker that leaves without waiting for parameters gets the
+    error when it leaves."""
     model = network()
     node = ps.join(model, partial(Failing, lr=0.1), slice_bytes=SMALL)
     if world.rank == 0:

@@ -1,4 +1,4 @@
-"""What a change of the members means for what uses the group: other threads, Works, sub-groups, the recorder, training,
+"""Tests of a change of members in a group that is in use: by other threads, Works, sub-groups, the recorder, training,
 and a forked child."""
 import os
 import threading

@@ -190,7 +190,8 @@ def tensor(shared, values):
 
 
 def results(world, sharers, x, kinds):
-    """What each collective leaves, with the tensors of some ranks shared. kinds: of inputs and outputs."""
+    """Runs each collective with the tensors of the ranks `sharers` in shared memory, and returns the results. kinds:
+    which tensors are shared, "input" or "output" or both."""
     p, me = world.size, world.rank
     mine = me in sharers
     source, target = (mine and kind in kinds for kind in ("input", "output"))

@@ -1,4 +1,4 @@
-"""All-reduce of sparse (COO) tensors: what gloo makes of it, and what is refused."""
+"""Tests of all-reduce of sparse (COO) tensors: sums are those of gloo, and anything else is refused."""
 import pytest
 import torch
 import torch.distributed as dist

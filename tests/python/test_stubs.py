@@ -1,5 +1,5 @@
-"""What a type checker and an editor are told about the package is what is there: the stub of the extension against the
-extension, and annotations and docstrings of the Python part."""
+"""Tests of the types that a type checker and an editor see: the stub of the extension agrees with the extension, and
+the Python part has annotations and docstrings."""
 import ast
 import inspect
 from importlib import import_module
@@ -28,7 +28,7 @@ BOUND = {name: value for name, value in vars(extension).items() if callable(valu
 
 
 def members(node):
-    """Of a class in the stub: fields and methods, the last of each name."""
+    """Returns the fields and methods of a class in the stub by name, the last definition of each."""
     fields = {item.target.id: item for item in node.body if isinstance(item, ast.AnnAssign)}
     return fields | {item.name: item for item in node.body if isinstance(item, ast.FunctionDef)}
 
@@ -44,7 +44,7 @@ def parameters(function):
 
 
 def signature(bound):
-    """As pybind11 writes it into the first line of the docstring."""
+    """Returns the signature that pybind11 writes into the first line of the docstring, as a function without a body."""
     line = bound.__doc__.splitlines()[0]
     return ast.parse(f"def {line}: ...").body[0]
 

@@ -121,7 +121,7 @@ def test_default_group(two, way):
 
 
 def forget(_):
-    """That this process has said it."""
+    """Makes this process forget that it has announced a take-over."""
     _takeover._announced = (0, frozenset())
 
 
@@ -235,7 +235,7 @@ def test_undo(two):
 
 
 def make_groups_afterwards(world):
-    """Of a group that goes on, with no name."""
+    """Returns the names and backends of groups that are made without a name in a take-over and after it."""
     outer = torch_tutti.take_over("gloo")
     with torch_tutti.take_over("nccl"):
         outer.undo()
@@ -330,7 +330,7 @@ def test_torchs_monitored_barrier_reaches_tutti_and_others(two):
 
 
 def set_timeout(world, name):
-    """Of a group in which rank 1 does not come."""
+    """Returns the error of an all-reduce with a timeout of 200 ms on rank 0, to which rank 1 does not come."""
     import warnings
     with Group(world, name), warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -351,7 +351,8 @@ def test_set_pg_timeout(two, name):
 
 
 def give_back(world):
-    """What stands before torch's functions goes when asked to, and comes again with the next group."""
+    """Our functions in the place of torch's go on request, and come back with the next group. Returns their number, and
+    for each whether it differs, is torch's own, and is the same in both modules."""
     from torch_tutti import _compatibility
     c10d = dist.distributed_c10d
     with Group(world, "tutti"):
@@ -396,7 +397,7 @@ def trains_on_tutti(ended):
 
 
 def test_tutti_run_starts_torchrun():
-    """And with a DataLoader whose workers are spawned."""
+    """`tutti run torchrun` trains on tutti, also with a DataLoader whose workers are spawned."""
     done = start(*TUTTI_RUN, "torchrun", "--standalone", "--nproc-per-node", "2", PROGRAM)
     trains_on_tutti(Ended([done.returncode], done.stdout, done.stderr))
 

@@ -27,7 +27,8 @@ def whole_tensor(*shape):
 
 
 def local_part(whole, mesh, placements):
-    """What a rank must hold, from what torch.chunk says: an independent way to the same pieces."""
+    """Returns the part of a tensor that a rank must hold. torch.chunk divides it here, independently of the code under
+    test."""
     for dimension, placement in enumerate(placements):
         if placement.is_shard():
             pieces = whole.chunk(mesh.size(dimension), dim=placement.dim)

@@ -1,4 +1,4 @@
-"""What a training did when: the file that optimizer.trace writes, and `tutti zero`, which reads it."""
+"""Tests of the timeline of a training: the file that optimizer.trace writes, and `tutti zero`, which reads it."""
 import json
 
 import pytest

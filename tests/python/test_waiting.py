@@ -1,4 +1,4 @@
-"""What `tutti.waiting()` counts, seen by a rank that waits for another."""
+"""Tests of the counters of `tutti.waiting()`, on a rank that waits for another."""
 import threading
 
 import torch
@@ -7,7 +7,8 @@ import torch_tutti as tutti
 
 
 def asleep(world, what):
-    """Rank 0 comes when rank 1 has slept; what rank 1's counters have grown by."""
+    """Runs an all-reduce to which rank 0 comes when rank 1 has slept. Returns the increments of this rank's
+    counters."""
     x, before = torch.ones(2), tutti.waiting()
 
     def watch():

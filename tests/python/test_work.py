@@ -1,4 +1,5 @@
-"""What torch keeps about a Work, and what it asks of one, besides waiting."""
+"""Tests of a Work besides waiting: its place in torch's registry, its result as a future, and the tensors that it
+holds."""
 import gc
 import weakref
 

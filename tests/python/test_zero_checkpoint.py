@@ -52,7 +52,8 @@ def sharded(seed, name, stage, **options):
 
 
 def steps(world, model, optimizer, first, count=3):
-    """The same batch on every rank, so that the number of ranks does not matter but to rounding."""
+    """Trains with the same batch on every rank, so that the number of ranks changes nothing but rounding. Returns the
+    parameters as one vector."""
     for step in range(first, first + count):
         optimizer.zero_grad()
         go_back(model, optimizer, step, 0)
@@ -147,7 +148,7 @@ def test_with_ddp(shared, tmp_path, program, name, stage):
 
 # ---- what else is kept ----
 def run_bfloat16(world, folder, options):
-    """The float32 values of bfloat16 parameters are kept; of others' checkpoints the model's are right."""
+    """A checkpoint keeps the float32 values of bfloat16 parameters, beside the model's own values in bfloat16."""
     model, optimizer = trained(world, "adamw", 3, bits=torch.bfloat16)
     dcp.save({"training": optimizer.sharded_state()}, checkpoint_id=folder)
     expected = goes_on(world, model, optimizer)
@@ -192,7 +193,7 @@ def run_in_the_background(world, folder, options):
 
 
 def run_before_a_step(world, folder, options):
-    """Nothing has been updated; who loads it begins as who has saved it."""
+    """A state that was saved before the first step is loaded, and the training from there is the same."""
     for name in ("adamw", "none"):
         model, optimizer = sharded(1, name, 3, **options)
         dcp.save({"training": optimizer.sharded_state()}, checkpoint_id=os.path.join(folder, name))
@@ -202,7 +203,7 @@ def run_before_a_step(world, folder, options):
 
 
 def run_without_files(world, folder, options):
-    """What one has given, another takes."""
+    """The state_dict of one optimizer is loaded by another, without files. A state that does not fit is refused."""
     model, optimizer = sharded(1, "adamw", 3, **options)
     steps(world, model, optimizer, 0)
     state = optimizer.sharded_state().state_dict()
@@ -257,7 +258,8 @@ UPDATES = {"rmsprop": (torch.optim.RMSprop, {"weight_decay": 0.1, "momentum": 0.
 
 
 def run_told(world, folder, name, options):
-    """Saving changes nothing, whenever; what is loaded goes on as who has saved it, who all have rank 0's buffers."""
+    """Saving changes nothing, at any time. A training that loads the state goes on as the saved one, with rank 0's
+    buffers on all ranks."""
     kind, settings = UPDATES[name]
 
     def made(number):

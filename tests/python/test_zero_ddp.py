@@ -69,7 +69,7 @@ def test_goes_on_as_ddp(shared, size, make, name, stage, turns, ddp, options):
 
 
 class Remembers(nn.Module):
-    """What it computes follows from a buffer that it changes."""
+    """A model whose output depends on a buffer that its forward pass changes."""
 
     def __init__(self):
         super().__init__()

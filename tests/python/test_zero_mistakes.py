@@ -1,4 +1,4 @@
-"""zero.shard: what users do wrong, and ranks that die, end in an error that says so."""
+"""Tests of mistakes with zero.shard, and of ranks that die: each ends in an error that says so."""
 import copy
 
 import pytest
@@ -83,7 +83,8 @@ def test_parameters_that_are_changed_by_others(shared):
 
 
 def run_replaced(world):
-    """What would silently train no longer."""
+    """Changes are refused after which a model would silently not be trained: a second shard, new or replaced
+    parameters, gradients from elsewhere, another form of the optimizer."""
     model, optimizer = trained(world, "sgd", 3)
     refused(ValueError, "is already sharded", lambda: zero.shard(model, torch.optim.SGD(model.parameters(), lr=1)))
     model.extra = nn.Parameter(torch.ones(3))
@@ -108,7 +109,8 @@ def test_what_would_not_train(shared):
 
 
 def run_not_a_number(world):
-    """What a step must not use is dropped by all, also when a rank has found it."""
+    """A NaN in the gradients of one rank is an error of clip_grad_norm_ on all ranks. zero_grad then drops the
+    gradients of all, and training goes on."""
     model, optimizer = trained(world, "sgd", 3)
     before = values(model)
     (loss_of(model(ids_of(7, world.rank))) * (float("nan") if world.rank == 1 else 1.0)).backward()

@@ -41,7 +41,7 @@ def test_goes_on_from_a_checkpoint(shared, name, bits):
 
 
 def run_torchs_checkpoint(world):
-    """What DistributedDataParallel and its optimizer have saved is loaded here, and the other way round."""
+    """zero loads the states that DistributedDataParallel and its optimizer have saved, and the other way round."""
     judge, theirs, model, mine = pair(lambda: Network(16), "adamw", 3)
     for step in range(2):
         go_back(judge, theirs, step, world.rank)
@@ -248,7 +248,7 @@ def test_reads_beside_the_steps_of_others(shared):
 
 
 class Born(nn.Module):
-    """Of layers that can begin anew, one of which is not trained, and one with buffers."""
+    """A model of layers that have reset_parameters. One layer is not trained, and one has buffers."""
 
     def __init__(self, width=64):
         super().__init__()

@@ -290,7 +290,8 @@ def test_as_shared(shared, make, step_of):
 
 
 def run_state_hooks(world):
-    """A state_dict is right under whatever name; that of a copy is the copy's own, on one rank alone."""
+    """A state_dict is right under any names. The state_dict of a copy has the values of the copy, also if only one rank
+    asks for it."""
     model = Network(16)
     def rename(module, state, prefix, *_):
         state[prefix + "kernel"] = state.pop(prefix + "scale")
@@ -319,7 +320,8 @@ def test_state_hooks_and_copies(shared):
 
 # ---- mistakes ----
 def run_other_units(world):
-    """What a batch goes through differs from rank to rank: refused, where shared parameters would do."""
+    """Ranks whose batches use different units get an error with sharded parameters; shared ones would allow it. Returns
+    whether the error of this rank is a MismatchError."""
     model = Picky()
     model, optimizer = zero.shard(model, torch.optim.SGD(model.parameters(), lr=0.1), hosts="sharded")
     ids = torch.full((4, 64), world.rank)

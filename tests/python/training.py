@@ -1,7 +1,7 @@
-"""Small models and how they are trained: what the tests of the layers above a backend have in common.
+"""Small models and functions that train them, shared by the tests of the layers above a backend.
 
-A batch depends on its step and rank alone, so that the same training on another backend must give the same
-parameters. Two ranks must even give the same bits: with two terms a sum has one order only.
+A batch depends on its step and rank alone, so that the same training on another backend must give the same parameters.
+Two ranks must even give the same bits: with two terms a sum has one order only.
 """
 import contextlib
 
@@ -27,7 +27,7 @@ def loss_of(output):
 
 
 def backward(model, step, rank, batches=1):
-    """The gradients of a step: of several batches, all but the last without communication."""
+    """Computes the gradients of a step, from one batch or several, all but the last without communication."""
     for turn in range(batches):
         with model.no_sync() if turn + 1 < batches else contextlib.nullcontext():
             loss_of(model(batch(step + 100 * turn, rank))).backward()
@@ -39,7 +39,7 @@ def flat(tensors):
 
 
 def train(model, optimizer, steps, rank):
-    """Trains it on the rank's batches; its parameters afterwards."""
+    """Trains a model on the rank's batches, and returns its parameters as one vector."""
     for step in range(steps):
         optimizer.zero_grad()
         loss_of(model(batch(step, rank))).backward()
@@ -52,7 +52,8 @@ def stochastic_descent(parameters):
 
 
 def in_one_process(size, steps, model=None):
-    """What data parallelism must come to: the mean of the losses of all ranks, without any communication."""
+    """Returns the parameters that data parallelism must give: trains on the mean of the losses of all ranks, without
+    communication."""
     model = model or network()
     optimizer = stochastic_descent(model.parameters())
     for step in range(steps):

@@ -58,7 +58,7 @@ class Transformer(torch.nn.Module):
 
 
 def tokens(seed):
-    """A batch: what to read, and what comes next."""
+    """Returns a batch: tokens, and the token that follows each."""
     text = torch.randint(VOCABULARY, (BATCH, LENGTH + 1), generator=torch.Generator().manual_seed(seed))
     return text[:, :-1], text[:, 1:]
 
@@ -68,7 +68,8 @@ def loss_of(logits, targets):
 
 
 def block_plan(sequence):
-    """Where the block's activations live between layers: a piece of the sequence each, or everything everywhere."""
+    """Returns the plan of a block. sequence: between layers, each rank has a piece of the sequence of the activations;
+    otherwise all of them."""
     outside = Shard(1) if sequence else Replicate()
     plan = {"attention.query": ColwiseParallel(), "attention.key": ColwiseParallel(),
             "attention.value": ColwiseParallel(), "attention.output": RowwiseParallel(output_layouts=outside),

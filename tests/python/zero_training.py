@@ -1,5 +1,5 @@
-"""Models whose training tells whether what is divided among ranks is put together rightly, and how they are trained,
-with zero.shard and with DistributedDataParallel beside it."""
+"""Models whose training shows whether parts on different ranks are put together correctly, and functions that train
+them, with zero.shard and with DistributedDataParallel beside it."""
 import contextlib
 
 import pytest
@@ -56,7 +56,7 @@ class Network(nn.Module):
 
 
 class Picky(nn.Module):
-    """Of its three experts a batch uses one; odd sizes; the last is never used."""
+    """A model of three experts with odd sizes. A batch uses the first or the second one; the third is never used."""
 
     def __init__(self):
         super().__init__()
@@ -138,7 +138,8 @@ def equal(world, mine, judge):
 
 
 def one_sum(world):
-    """Where one host sums, DistributedDataParallel and zero add in the same order; over hosts in different ones."""
+    """Returns whether DistributedDataParallel and zero add in the same order: on one host they do, over hosts they do
+    not."""
     return world.hosts == 1
 
 

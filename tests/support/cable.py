@@ -1,7 +1,7 @@
 """A cable with delay and loss, for kernels without netem: frames that come out of one interface go into the other.
 
-    python cable.py join A B 2ms 1% PARENT      what comes from A is delayed and loses some; ends with that parent
-    python cable.py join A B 0ms 700-799 PARENT both ways what would connect to these ports is lost, and nothing else
+    python cable.py join A B 2ms 1% PARENT      delays frames from A, and loses some; ends with that parent
+    python cable.py join A B 0ms 700-799 PARENT drops new connections to these ports, both ways, and nothing else
     python cable.py plain A                     A sends whole frames with checksums from now on, and no large ones
 """
 import collections
@@ -47,7 +47,7 @@ def opened(interface):
 
 
 def frames(end):
-    """Those that are there, but not too many: others are due."""
+    """Yields the frames that have arrived, but at most AT_ONCE, so that other work is not delayed."""
     for _ in range(AT_ONCE):
         try:
             yield end.recv(65536)

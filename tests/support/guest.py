@@ -1,11 +1,10 @@
 """A machine with RDMA devices where there is none: a guest of QEMU with Debian's kernel, whose driver rdma_rxe
 (soft-RoCE) makes an RDMA device of a network interface. The guest sees the files of this machine, read-only, and so
-runs the very programs that were built here; what it has of its own is /tmp, /run and /dev/shm. Its devices are joined
-by cables that can be pulled, see tests/verbs/guest/devices.sh. It is emulated where there is no KVM: right, but some
-thirty times slower.
+runs the very programs that were built here; only /tmp, /run and /dev/shm are its own. Its devices are joined by cables
+that can be pulled, see tests/verbs/guest/devices.sh. Without KVM it is emulated: correct, but some thirty times slower.
 
-What a guest needs is prepared once, below build/verbs: the kernel, and an archive with its modules. script/test-verbs
-is this as a command. A guest ends with the process that booted it, however that ends.
+The kernel and an archive with its modules are prepared once, below build/verbs. script/test-verbs is the command for
+this module. A guest ends with the process that booted it, however that ends.
 """
 from __future__ import annotations
 
@@ -120,7 +119,8 @@ def prepare_kernel(package: Path) -> None:
 
 
 def job(command: list[str]) -> str:
-    """What the guest's shell runs: the command, with this process' variables, in this folder if the checkout has it."""
+    """Returns the script of the guest's shell: the command, with variables of this process, in this folder if it is in
+    the checkout."""
     passed = {name: value for name, value in os.environ.items() if re.fullmatch(PASSED, name)}
     passed["PATH"] = f"{ROOT / '.venv/bin'}:{passed.get('PATH', '/usr/bin:/bin')}:/usr/sbin:/sbin"
     passed |= {"TUTTI_CACHE": "none", "XDG_CACHE_HOME": "/run/cache", "PYTHONDONTWRITEBYTECODE": "1",
@@ -146,8 +146,8 @@ def sweep() -> None:
 
 
 class Guest:
-    """A guest that runs one command and ends. `result` waits for it; what the command prints is printed meanwhile. Use
-    it as a context."""
+    """A guest that runs one command and ends. `result` waits for it, and prints the output of the command meanwhile.
+    Use it as a context."""
 
     def __init__(self, command: list[str], devices: int = 2, seconds: int = 300, processors: int = 2,
                  memory_mib: int = 4096, per_host: int = 1):
@@ -185,7 +185,7 @@ class Guest:
                 "-append", options, "-virtfs", files, "-serial", f"file:{self.console}", "-serial", "stdio"]
 
     def told(self, what: str) -> list[str]:
-        """What comes behind this word in the lines that the guest's first process wrote to the console."""
+        """Returns the texts behind this word in the lines that the guest's first process wrote to the console."""
         text = self.console.read_text(errors="replace") if self.console.exists() else ""
         return re.findall(rf"^guest: {what}(.*?)\r*$", text, re.MULTILINE)
 

@@ -56,7 +56,7 @@ class CannotPretend(Exception):
 
 
 def measured_or_exit(measure, *arguments):
-    """What `measure` returns; the program ends with the reason where there can be no hosts."""
+    """Returns the result of `measure`. Ends the program with the reason if there can be no hosts here."""
     try:
         return measure(*arguments)
     except CannotPretend as reason:
@@ -83,7 +83,7 @@ def children_of(process: int) -> list[int]:
 
 
 def said(*command: str) -> str:
-    """Runs it; what it wrote. CannotPretend with its error otherwise."""
+    """Runs a command, and returns its output. Raises CannotPretend with its error if it fails."""
     run = subprocess.run(command, capture_output=True, text=True)
     if run.returncode:
         raise CannotPretend(f"{' '.join(command)}: {run.stderr.strip() or f'ended with {run.returncode}'}")
@@ -186,7 +186,7 @@ class Hosts:
                 self.shape(host, rate, delay, loss)
 
     def families(self) -> list[bool]:
-        """Of the addresses that hosts have: whether it is IPv6."""
+        """Returns for each family of the hosts' addresses whether it is IPv6."""
         return [True] if self.ipv6 else [False, True]
 
     def connect(self, host: int) -> None:
@@ -215,7 +215,7 @@ class Hosts:
         return "".join(said(*self.entering(self.switch.inside, "-n"), *command.split()) for command in commands)
 
     def on_host(self, host: int, *commands: str) -> str:
-        """Runs them one after the other; what they wrote."""
+        """Runs commands on a host, one after the other, and returns their output."""
         enter = self.entering(self.keepers[host].inside, "-n", "-u", "-i", "-m", "-p")
         return "".join(said(*enter, *command.split()) for command in commands)
 
@@ -242,7 +242,8 @@ class Hosts:
         self.on_switch(f"ip link set p{host} {'up' if up else 'down'}")
 
     def swallow(self, one: int, other: int, swallowed: bool = True) -> None:
-        """What these two send to each other is lost without a word, as behind a firewall; or is no more."""
+        """Drops all packets between these two hosts without an error, as a firewall does. swallowed: False ends
+        that."""
         for here, there in ((one, other), (other, one)):
             for six in self.families():
                 where = f"{address_of(there, six)} dev eth0"
@@ -260,7 +261,8 @@ class Hosts:
                 self.swallow(one, other, parted)
 
     def shape(self, host: int, rate: str = "", delay: str = "", loss: str = "") -> None:
-        """From now on what it sends has this rate, this delay, and loses this part; nothing given: as at first."""
+        """Limits the rate of the packets that a host sends, delays them, and loses a part of them; without arguments,
+        none of these."""
         self.plain(host)
         words = [f"{name} {value}" for name, value in (("delay", delay), ("loss", loss)) if value]
         try:
@@ -274,8 +276,8 @@ class Hosts:
             self.on_host(host, f"tc qdisc add dev eth0 root tbf rate {rate} burst 256k latency 100ms")
 
     def close_ports(self, host: int, first: int, last: int) -> None:
-        """From now on what would connect to one of these ports, on that host or from there on others, is lost without
-        a word; what is connected stays so. Until plain."""
+        """Drops, until plain(), the packets of new connections to these ports, to this host and from it to others,
+        without an error. Connections that exist stay."""
         self.plain(host)
         self.lay_cable(host, "", f"{first}-{last}")
 
@@ -304,7 +306,7 @@ class Hosts:
         cable.stdout.close()
 
     def delete(self, host: int) -> None:
-        """As when its power fails: all its processes end and not one packet more leaves it."""
+        """Ends a host as if its power failed: its network is cut, and then all its processes end."""
         self.link(host, False)
         self.keepers[host].close()
 

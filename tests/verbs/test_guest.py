@@ -1,5 +1,5 @@
-"""What of script/test-verbs can be tested without booting: what it refuses, what it says is missing, and what it would
-put into the guest."""
+"""Tests of script/test-verbs without booting a guest: the arguments that it refuses, its texts about missing packages,
+and the archive that it puts into the guest."""
 import re
 import subprocess
 import sys

@@ -1,6 +1,6 @@
-"""What ranks of torch do over verbs on two hosts of the guest: every operation and random programs, judged by the
-model; deaths, of which the others must hear; a cable that is pulled; and training. A line for each, as guest.sh prints
-them; torch is loaded once for all.
+"""Tests of torch over verbs on two hosts of the guest: every operation and random programs, judged by the model;
+deaths, of which the other ranks must get an error; a cable that is pulled; and training. Prints a line for each, as
+guest.sh does. torch is loaded once for all.
 
     script/test-verbs -- python tests/verbs/torch_ranks.py [--seed N] [--programs N] [--kills N] [--only WORDS]
 """
@@ -79,7 +79,8 @@ def sum_up(world, seconds):
 
 
 def cable(lab, options):
-    """RDMA alone goes over it; the control links do not. What the device sent meanwhile it sends again."""
+    """Pulls a cable under running sums, plugs it in again, and asserts that all sums are right. Only RDMA uses that
+    cable, not the control links. The device sends lost packets again."""
     with contextlib.closing(across.Across(lab, (0, 1), timeout_s=GUEST_S)) as ranks:
         ranks.begin(torch_ranks.sum_up, CABLE_S)
         time.sleep(CABLE_S / 4)
@@ -98,7 +99,7 @@ def train(world, arguments):
 
 
 def training(lab, options):
-    """By the side of gloo, which must come to the same losses and parameters."""
+    """Trains on tutti and on gloo, whose losses and parameters must be equal."""
     words = ["--compare", "--steps", "6", "--batch", "2", "--context", "16", "--layers", "1", "--sample", "1"]
     with contextlib.closing(across.Across(lab, (0, 1), join=False, timeout_s=GUEST_S)) as ranks:
         assert ranks.run(torch_ranks.train, words, limit_s=GUEST_S) == [0, 0]

@@ -47,8 +47,8 @@ DEVICES = {
 
 
 class Traffic(NamedTuple):
-    """What is sent. local: bytes that a device sends to others of its host. across: bytes that a host sends to other
-    hosts. local_messages, across_messages: the numbers of messages, one after the other."""
+    """Bytes and messages to send. local: bytes that a device sends to others of its host. across: bytes that a host
+    sends to other hosts. local_messages, across_messages: the numbers of messages, one after the other."""
     local: float = 0.0
     across: float = 0.0
     local_messages: float = 0.0

@@ -17,12 +17,12 @@ from torch_tutti.ps._slices import Slice, pack, unpack
 
 @dataclass
 class Report:
-    """What happened on a server until its last worker left.
+    """Statistics of a server's whole run, which ends when its last worker leaves.
 
-    pushes: complete pushes of each worker, by rank. lost: workers that died or failed, and the error. updates: steps
-    that the optimizers of all slices have made. lag: the most pushes by which a worker was ahead of the slowest one
-    when it got parameters. order: for each worker, the slices of its last push in the order of arrival. bytes_received:
-    of gradients; bytes_sent: of parameters."""
+    pushes: complete pushes of each worker, by rank. lost: the errors of workers that died or failed, by rank. updates:
+    steps that the optimizers of all slices have made. lag: the most pushes by which a worker was ahead of the slowest
+    one when it got parameters. order: for each worker, the slices of its last push in the order of arrival.
+    bytes_received: bytes of gradients. bytes_sent: bytes of parameters."""
     pushes: dict[int, int]
     lost: dict[int, str]
     updates: int

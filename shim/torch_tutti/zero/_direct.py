@@ -32,8 +32,8 @@ class _Product(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        """Returns the gradients of x, weight and bias. That of the weight is None if it is in the core's buffer, that
-        of an argument that needs none is None."""
+        """Returns the gradients of x, weight and bias. The gradient of the weight is None if it is in the core's
+        buffer. The gradient of an argument that needs none is None."""
         x, weight = ctx.saved_tensors
         manager, number = ctx.owner
         gradient_rows, x_rows = gradient.reshape(-1, gradient.shape[-1]), x.reshape(-1, x.shape[-1])

@@ -28,7 +28,7 @@ LIMIT_S = 300
 
 
 def both(hosts, served, asked, ready=None, environment=None):
-    """Runs one command on h1 and, when that says that it is ready, the other on h0; what the latter writes."""
+    """Runs one command on h1 and, when its output has `ready`, the other on h0. Returns the output of the latter."""
     server = hosts.start(1, served, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=environment)
     try:
         while ready and ready not in (line := server.stdout.readline()):
@@ -109,7 +109,8 @@ def measured(rounds, with_ucx):
 
 
 def least(found, size):
-    """What an all-reduce of two ranks cannot beat on sockets: both send, then both receive; or all of it each way."""
+    """Returns the least seconds in which two ranks can all-reduce `size` bytes over sockets: the longer of an exchange
+    of 8 bytes, and all bytes in both directions at once."""
     return max(found["socket"]["swap_s"], size / found["socket"]["both_ways"])
 
 

@@ -38,8 +38,8 @@ MPICH = ["env", "UCX_TLS=tcp,sm,self", "UCX_NET_DEVICES=eth0", "mpirun.mpich", "
 
 # ---- how ranks are started ----
 def agent(hosts):
-    """What mpirun takes for rsh: is given options, a host, and words for a shell there. It runs in the user namespace
-    of the hosts, if they have one, so it need not enter that."""
+    """Returns the lines of a shell script that mpirun uses in place of rsh. Its arguments are options, a host, and
+    words for a shell there. It runs in the user namespace of the hosts, if they have one, so it need not enter that."""
     lines = ['while [ "${1#-}" != "$1" ]; do shift; done', "host=$1; shift", "case $host in"]
     for host in range(HOSTS):
         enter = ["nsenter", "-t", str(hosts.keepers[host].inside), *INSIDE, "--"]
@@ -112,7 +112,8 @@ def least_sent(wanted, per_host):
 
 
 def watched(hosts, per_host):
-    """As compare.measured, which runs a library's program once; refuses what did not go over the network."""
+    """Returns a function that runs a library's program once, as compare.measured does, and ends the program if fewer
+    bytes went over the network than the rows need."""
     def run(library, command, wanted):
         print(f"{HOSTS} hosts x {per_host}: {library}, {len(wanted)} rows", file=sys.stderr)
         before = sum(hosts.sent_bytes(host) for host in range(HOSTS))

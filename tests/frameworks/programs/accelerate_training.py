@@ -1,7 +1,8 @@
-"""What a program does with Accelerate on two ranks: prepares and trains, gathers, saves and loads:
-`torchrun accelerate_training.py BACKEND FOLDER`.
+"""A program on Accelerate with two ranks, which prepares and trains, gathers, saves and loads.
 
-Accelerate takes a process group that is there already, so the backend's name is given to torch.distributed.
+    torchrun accelerate_training.py BACKEND FOLDER
+
+Accelerate uses the process group that is there already, so the backend's name is given to torch.distributed.
 """
 import os
 import sys
@@ -18,7 +19,8 @@ STEPS = 4
 
 
 def fresh(**options):
-    """As in a program that has one only: Accelerate keeps the options of the first in its classes."""
+    """Returns an Accelerator with these options, as the only one of the process: Accelerate keeps the options of the
+    first one in its classes, so these are reset."""
     AcceleratorState._reset_state()
     GradientState._reset_state()
     return Accelerator(cpu=True, **options)
@@ -62,7 +64,8 @@ def resumed(folder):
 
 
 def exchanged():
-    """What the operations of Accelerate give: every one, with values and lengths that differ between the ranks."""
+    """Runs every operation of Accelerate, with values and lengths that differ between the ranks. Returns the results by
+    name."""
     accelerator = fresh()
     rank = accelerator.process_index
     mine = torch.arange(3) + 10 * rank

@@ -1,4 +1,4 @@
-"""What a program hands back to the test that started it: a file for each rank."""
+"""Saves the results of a program for the test that started it: a file for each rank."""
 import os
 import socket
 
@@ -7,7 +7,8 @@ import torch.distributed as dist
 
 
 def groups_in_use():
-    """What runs the operations of every group there is, by the name of its class: a name can be borrowed."""
+    """Returns the class names of the backends that all groups run on. A backend's own name may be taken over by
+    another."""
     cpu = torch.device("cpu")
     return sorted({type(group._get_backend(cpu)).__name__ for group in dist.distributed_c10d._world.pg_map})
 
