@@ -19,6 +19,7 @@ CEILINGS = {
     "sentences of comments": 0,
     "sentences of literals": 0,
     "sentences of pages": 0,
+    "sentences of docstrings": 0,
 }
 LEAST_WORDS_OF_A_NAME = 3.11
 # backend/transports has the table of its own providers, and kernels the table of kernels/cpu.
@@ -39,20 +40,33 @@ def pages():
     return {name: read(name) for name in tracked() if name.endswith(".md")}
 
 
+@pytest.fixture(scope="module")
+def python():
+    """All Python files, those of script/ without a suffix included."""
+    texts = {name: read(name) for name in tracked() if name.endswith((".py", ".pyi")) or name.startswith("script/")}
+    return {name: text for name, text in texts.items()
+            if name.endswith((".py", ".pyi")) or text.startswith("#!/usr/bin/env python3")}
+
+
+def docstring_hits(files):
+    return wording.pattern_hits(files, wording.paragraphs_of_docstrings, wording.PATTERNS_OF_DOCSTRINGS)
+
+
 MEASURES = {
-    "names of private words": lambda code, pages: wording.private_words(code),
-    "tags with two meanings": lambda code, pages: wording.homonyms(code),
-    "static functions of one word": lambda code, pages: wording.one_word_statics(code),
-    "comments beside the code": lambda code, pages: wording.trailing_comments(code),
-    "sentences of comments": lambda code, pages: wording.pattern_hits(code, wording.sentences_of_comments),
-    "sentences of literals": lambda code, pages: wording.pattern_hits(code, wording.sentences_of_literals),
-    "sentences of pages": lambda code, pages: wording.pattern_hits(pages, wording.sentences_of_pages),
+    "names of private words": lambda code, pages, python: wording.private_words(code),
+    "tags with two meanings": lambda code, pages, python: wording.homonyms(code),
+    "static functions of one word": lambda code, pages, python: wording.one_word_statics(code),
+    "comments beside the code": lambda code, pages, python: wording.trailing_comments(code),
+    "sentences of comments": lambda code, pages, python: wording.pattern_hits(code, wording.sentences_of_comments),
+    "sentences of literals": lambda code, pages, python: wording.pattern_hits(code, wording.sentences_of_literals),
+    "sentences of pages": lambda code, pages, python: wording.pattern_hits(pages, wording.sentences_of_pages),
+    "sentences of docstrings": lambda code, pages, python: docstring_hits(python),
 }
 
 
 @pytest.mark.parametrize("measure", CEILINGS)
-def test_no_ceiling_is_exceeded(measure, code, pages):
-    found = list(MEASURES[measure](code, pages))
+def test_no_ceiling_is_exceeded(measure, code, pages, python):
+    found = list(MEASURES[measure](code, pages, python))
     assert len(found) <= CEILINGS[measure], f"{len(found)} {measure}:\n" + "\n".join(found)
     assert len(found) == CEILINGS[measure], f"{measure}: there are fewer: lower the ceiling to {len(found)}"
 
@@ -91,6 +105,13 @@ def test_objects_are_in_no_new_circle():
 def test_each_finds_what_it_is_for(find, text):
     assert list(find({"a": text}))
     assert not list(find({"a": "/* The sender waits. */\nint message_send(int a)\n{\n    return a;\n}\n"}))
+
+
+@pytest.mark.parametrize("text", ['"""What a rank knows."""', 'class A:\n    """Of one rank."""',
+                                  'def f():\n    """Sums. Who waits is told."""', '"""A sum.\n\n    Those of it."""'])
+def test_a_docstring_without_a_verb_or_a_noun_is_found(text):
+    assert list(docstring_hits({"a": text}))
+    assert not list(docstring_hits({"a": 'def f():\n    """Returns what is left. Where none is, waits."""'}))
 
 
 def test_a_tag_with_two_meanings_is_found():

@@ -1,6 +1,7 @@
 """Measures of names and sentences: words that only this project uses, tags with two meanings, functions whose names are
 one word, comments beside the code, and kinds of sentences that a reader has to read twice. Each function takes
 {path: text} and yields findings as "path:line what"."""
+import ast
 import re
 
 # A word of the field takes the place of each (docs/glossary.md). A name counts when one of its parts is such a word.
@@ -27,6 +28,12 @@ PATTERNS = {
     "double negative": r"\b((?:nobody|nothing|none) (?:\w+ )?(?:but|else|is|has|waits|knows|reads)\b)",
     "not to be had": r"\b(cannot be had|is to be had|there is none|of no use|needs not)\b",
     "old turns": r"\b(in vain|for ever|anew|to the bit|nevertheless)\b",
+}
+# A docstring begins with a verb ("Returns …") or a noun ("The state of …"), and so does each of its paragraphs.
+PATTERNS_OF_DOCSTRINGS = {
+    "clause as subject": PATTERNS["clause as subject"],
+    "object first": PATTERNS["object first"],
+    "no verb or noun first": r"^((?:Of|By|The same|As|Likewise|That|Those|Where|Which)\b)",
 }
 COMMENT = re.compile(r"/\*(.*?)\*/|//([^\n]*)", re.DOTALL)
 LITERAL = re.compile(r'"((?:\\.|[^"\\\n])*)"')
@@ -109,9 +116,18 @@ def sentences_of_pages(text):
         yield line_of(prose, found.start(1)), re.sub(r"\s*\n\s*", " ", found.group(1)).strip("*# ")
 
 
-def pattern_hits(files, sentences):
+def paragraphs_of_docstrings(text):
+    """Yields (line, words) for each paragraph of the strings that are statements in a Python file."""
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            for found in re.finditer(r"\S.*?(?=\n\s*\n|\Z)", node.value.value, re.DOTALL):
+                line = node.lineno + node.value.value.count("\n", 0, found.start())
+                yield line, re.sub(r"\s+", " ", found.group())
+
+
+def pattern_hits(files, sentences, patterns=PATTERNS):
     for path, text in files.items():
         for line, words in sentences(text):
-            for name, pattern in PATTERNS.items():
+            for name, pattern in patterns.items():
                 for found in re.finditer(pattern, words):
                     yield f"{path}:{line} {name}: {found.group(1)}"
