@@ -3,7 +3,12 @@
 #pragma once
 #include "tests/unit/schedule/plans.h"
 
-enum { MOST_EQUAL = 6, MOST_UNEQUAL = 4, MOST_UNEVEN_RANKS = 3, SHUFFLED = 40 };
+#ifdef FEW
+enum { MOST_EQUAL = 4, SHUFFLED = 10 };
+#else
+enum { MOST_EQUAL = 6, SHUFFLED = 40 };
+#endif
+enum { MOST_UNEQUAL = 4, MOST_UNEVEN_RANKS = 3 };
 typedef void layout_visitor(const struct layout *l);
 static struct hosts visited;
 

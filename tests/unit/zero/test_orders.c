@@ -29,7 +29,7 @@
 
 enum { FEW_ORDERS = 12, ADVERSARIES = 8 };
 #ifdef FEW
-enum { MOST_ORDERS = FEW_ORDERS };
+enum { MOST_ORDERS = FEW_ORDERS / 3 };
 #else
 enum { MOST_ORDERS = 1 << 30 };
 #endif
