@@ -230,6 +230,12 @@ def function_too_long(name, text):
             yield f"{name}:{line} begins a function of {lines} lines"
 
 
+def repeated_comment(name, text):
+    """A comment or docstring that stands twice, one line below the other."""
+    for found in re.finditer(r'^([ \t]*(?:#|//|/\*|""")[^\n]{12,})\n\1$', text, re.MULTILINE):
+        yield f"{name}:{line_of(found, text)} stands twice"
+
+
 def without_opening(name, text):
     """A file opens with a paragraph that says what lives in it."""
     if text.strip() and not text.lstrip().startswith(("/*", "//", '"""', "#")):
@@ -252,6 +258,7 @@ RULES = {
     "imports": (imported_wrongly, lambda name: name.endswith(".py")),
     "sizes": (too_long, lambda name: is_c(name) or name.endswith(".py") or name.startswith(("script/", ".ci/"))),
     "functions": (function_too_long, lambda name: is_c(name) or name.endswith(".py")),
+    "repeats": (repeated_comment, lambda name: is_c(name) or name.endswith(".py") or name.startswith("script/")),
     "openings": (without_opening, lambda name: is_c(name) or name.endswith(".py")),
     "machine_paths": (machine_path, lambda name: not name.endswith((".png", ".whl", ".gz"))
                       and not name.startswith("tests/fuzz/corpus/")),
@@ -382,6 +389,7 @@ BREACHES = [
     ("functions", "backend/comm/comm.c", LONG_FUNCTION),
     ("functions", "shim/work.cpp", "namespace a {\nclass B : public C {\n" + LONG_METHOD + "};\n}\n"),
     ("functions", "tests/python/test_x.py", "def f():\n" + "    pass\n" * (LONGEST_FUNCTION + 1)),
+    ("repeats", "script/setup", "# Makes the environment.\n" * 2),
     ("openings", "backend/comm/comm.c", '#include "backend/comm/comm.h"\n'.replace("#", "int x;\n#")),
     ("machine_paths", "README.md", "look into /" + "home/me/tutti\n"),
     ("machine_paths", "script/setup", "cd /" + "root/checkout\n"),
