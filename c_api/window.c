@@ -27,13 +27,13 @@ tutti_status tutti_window_deregister(tutti_window *w)
     tutti_status status = window_check(w);
     if (status == TUTTI_OK) return comm_deregister_window(w);
     /* A failed communicator gives the memory back all the same. */
-    if (w && !comm_is_inherited(w->comm)) windows_detach(w->comm, w);
+    if (w && !comm_is_inherited(w->comm)) windows_detach(w->comm, w, WINDOW_DETACH);
     return status;
 }
 tutti_status tutti_window_free(tutti_window *w)
 {
     if (!w || comm_is_inherited(w->comm)) return TUTTI_OK;
-    windows_detach(w->comm, w);
+    windows_detach(w->comm, w, WINDOW_FREE);
     return tutti_window_release(w);
 }
 tutti_status tutti_window_retain(tutti_window *w)
@@ -108,6 +108,11 @@ tutti_status tutti_window_map(tutti_window *w, int peer, void **out)
             w->comm->group.name, peer,
             w->peers[peer].row ? "its memory is private, allocate it with tutti_mem_alloc (in Python torch_tutti.empty)"
                                : "the rank is on another host; use puts and signals");
+    if (window_peer_has_freed(w, peer))
+        return status_refuse(TUTTI_INVALID_ARGUMENT,
+            "rank %d of %s has freed its window (number %u), so rank %d cannot map it; all ranks must deregister a "
+            "window together",
+            peer, w->comm->group.name, w->number, w->rank);
     *out = w->peers[peer].memory;
     return TUTTI_OK;
 }

@@ -33,7 +33,9 @@ TUTTI_API tutti_status tutti_window_register(void *memory, size_t count, tutti_d
    awaited for 2 s, and then logged. Later calls on the window are refused. */
 TUTTI_API tutti_status tutti_window_deregister(tutti_window *window);
 /* Frees the window; NULL is allowed. A window that is still registered ends without the other ranks: puts under way are
-   finished or dropped, and later puts of peers are refused. Never waits for a call of another rank. */
+   finished or dropped. The other ranks learn of it, on other hosts a moment later. From then on their puts, signals and
+   maps are refused with INVALID_ARGUMENT, and so are their waits once they have taken the signals that this rank sent
+   before; a deregister of theirs fails with MISMATCH. Never waits for a call of another rank. */
 TUTTI_API tutti_status tutti_window_free(tutti_window *window);
 /* Writes count elements from `from` to the window of rank `peer`, from element `offset` on. Refused with
    INVALID_ARGUMENT: another type than the window's, or elements beyond its end. `peer` may be the calling rank. */
@@ -42,7 +44,8 @@ TUTTI_API tutti_status tutti_window_put(tutti_window *window, const void *from, 
 /* Signals rank `peer`, after the puts to it that this rank has started. */
 TUTTI_API tutti_status tutti_window_signal(tutti_window *window, int peer, tutti_request *request);
 /* Waits for a signal of rank `peer` and takes it. A wait without a signal ends with TIMEOUT, and its text names the
-   rank; a peer that dies or leaves ends it with PEER_LOST. */
+   rank; a peer that dies or leaves ends it with PEER_LOST, and a peer that has freed its window alone with
+   INVALID_ARGUMENT. */
 TUTTI_API tutti_status tutti_window_wait_signal(tutti_window *window, int peer, tutti_request *request);
 /* Returns the address of a rank's window in this process, if this rank writes it directly, else UNSUPPORTED. A read or
    write there is a read or write of the peer's memory. The address stays valid until the window is freed. When the peer

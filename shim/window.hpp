@@ -12,7 +12,7 @@ class WindowTutti final : public c10d::Window {
   public:
     /* The window has no tensor before tensor_register(). */
     explicit WindowTutti(c10::intrusive_ptr<ProcessGroupTutti> group) : group_(std::move(group)) {}
-    /* Frees a window that still has a tensor without the other ranks. Their later puts into it are refused. */
+    /* Frees a window that still has a tensor without the other ranks. Their later calls that need it are refused. */
     ~WindowTutti() override { forget(); }
 
     /* All ranks must call these two. With `owning` the window keeps the tensor alive. */

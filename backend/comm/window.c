@@ -57,7 +57,7 @@ static tutti_status window_map_waiting(tutti_comm *comm, struct tutti_window *w,
     }
 }
 /* Prepares the window for each peer: maps memory that this rank writes directly, and allocates the state of messages
-   from peers that cannot write this rank's memory directly. */
+   from peers that cannot write this rank's memory directly, and of revocations. */
 static tutti_status window_connect_peers(tutti_comm *comm, struct tutti_window *w, const struct window_offer *all)
 {
     const struct group *g = &comm->group;
@@ -68,10 +68,13 @@ static tutti_status window_connect_peers(tutti_comm *comm, struct tutti_window *
             w->peers[r].row = (struct window_row *)(void *)((unsigned char *)w->shared
                 + (size_t)group_index_of_rank(g, r) * window_row_bytes(g->size));
         if (r == g->rank || direct) TRY(window_map_waiting(comm, w, r, &all[r]));
-        if (r == g->rank || (is_here && mine_is_direct)) continue;
-        w->peers[r].inbound = memory_alloc_zeroed(1, sizeof *w->peers[r].inbound);
-        if (!w->peers[r].inbound)
-            return status_fail(TUTTI_NO_MEMORY, "no memory for the puts of rank %d of %s", r, g->name);
+        if (r == g->rank) continue;
+        bool sends = !direct, receives = !is_here || !mine_is_direct;
+        if (sends || receives) w->peers[r].revocations = memory_alloc_zeroed(1, sizeof *w->peers[r].revocations);
+        if (receives) w->peers[r].inbound = memory_alloc_zeroed(1, sizeof *w->peers[r].inbound);
+        if (((sends || receives) && !w->peers[r].revocations) || (receives && !w->peers[r].inbound))
+            return status_fail(TUTTI_NO_MEMORY, "no memory for puts between rank %d and rank %d of %s", g->rank, r,
+                g->name);
     }
     w->row = w->peers[g->rank].row;
     return TUTTI_OK;
@@ -136,12 +139,13 @@ static tutti_status window_await_puts(struct tutti_window *w, uint64_t *mine, ui
 }
 tutti_status comm_deregister_window(struct tutti_window *w)
 {
+    atomic_store(&w->deregistering, true);
     uint64_t *counts = memory_alloc_zeroed((size_t)w->size * ((size_t)w->size + 1), sizeof *counts);
     tutti_status status = counts ? window_await_puts(w, counts, counts + w->size)
                                  : status_fail(TUTTI_NO_MEMORY, "no memory to deregister a window");
     char detail[STATUS_DETAIL_BYTES];
     strcpy(detail, status_detail());
-    windows_detach(w->comm, w);
+    windows_detach(w->comm, w, status == TUTTI_OK ? WINDOW_DETACH : WINDOW_FREE);
     free(counts);
     return status == TUTTI_OK ? TUTTI_OK : status_repeat(status, detail);
 }

@@ -27,7 +27,7 @@ bool driver_is_idle(const tutti_comm *comm)
 void driver_accept_operation(tutti_comm *comm, struct operation *op)
 {
     op->next = NULL;
-    bool detaches = op->collective == WINDOW_OPERATION && op->message.window.kind == WINDOW_DETACH;
+    bool detaches = op->collective == WINDOW_OPERATION && op->message.window.kind >= WINDOW_DETACH;
     if (comm_has_failed(comm) && !detaches) { operation_complete(op, comm->outcome.status); return; }
     if (op->collective == POINT_TO_POINT) { message_post(comm, op); return; }
     if (op->collective == WINDOW_OPERATION) { windows_accept_operation(comm, op); return; }
@@ -130,7 +130,7 @@ bool driver_make_progress(tutti_comm *comm, struct wait_set *blocked)
     driver_take_submitted(comm);
     bool has_messages = comm->messages.open || windows_are_active(&comm->windows);
     bool progressed = has_messages && messages_make_progress(comm, blocked);
-    if (comm->windows.first || comm->windows.open) progressed |= windows_make_progress(comm);
+    if (windows_exist(&comm->windows)) progressed |= windows_make_progress(comm);
     if (has_messages && !progressed) blocked->core_is_wanted |= executor_core_is_wanted(&comm->executor);
     if (comm_has_failed(comm)) { driver_fail_operations(comm); return progressed; }
     while (comm->run_queue.head && !comm->run_queue.head_is_stuck) {

@@ -57,7 +57,7 @@ void driver_release_role(tutti_comm *comm);
 /* ---- the work; driver only ---- */
 /* Returns true if collectives, messages or operations of windows are open. */
 bool driver_has_open_operations(const tutti_comm *comm);
-/* Returns true if operations are open, or peers may send messages to a window. */
+/* Returns true if operations are open, or windows are listening (windows_are_listening). */
 bool driver_is_needed(const tutti_comm *comm);
 /* Returns true if no operation is open or submitted and the communicator has not failed. */
 bool driver_is_idle(const tutti_comm *comm);

@@ -181,7 +181,8 @@ void error_text_of_window(const struct operation *op, char *out, size_t bytes)
         [WINDOW_FLUSH] = "the end of this rank's puts and signals",
         [WINDOW_DRAIN] = "the end of the other ranks' puts and signals",
         [WINDOW_ATTACH] = "the registration of a window",
-        [WINDOW_DETACH] = "the end of a window" };
+        [WINDOW_DETACH] = "the end of a window",
+        [WINDOW_FREE] = "the end of a window" };
     const char *name = names[op->message.window.kind];
     if (op->message.window.kind <= WINDOW_AWAIT) snprintf(out, bytes, "%s rank %d", name, op->message.window.peer);
     else snprintf(out, bytes, "%s", name);

@@ -22,8 +22,17 @@ struct limit {
 };
 /* AWAIT waits for a signal of a peer. FLUSH ends when the earlier operations of this rank's window are over, DRAIN when
    this rank has handled the messages that input[size] counts. ATTACH and DETACH add the window to the communicator and
-   take it out. */
-enum window_kind { WINDOW_PUT, WINDOW_SIGNAL, WINDOW_AWAIT, WINDOW_FLUSH, WINDOW_DRAIN, WINDOW_ATTACH, WINDOW_DETACH };
+   take it out. FREE is a DETACH that the other ranks do not take part in, and reports it to them. */
+enum window_kind {
+    WINDOW_PUT,
+    WINDOW_SIGNAL,
+    WINDOW_AWAIT,
+    WINDOW_FLUSH,
+    WINDOW_DRAIN,
+    WINDOW_ATTACH,
+    WINDOW_DETACH,
+    WINDOW_FREE
+};
 enum window_stage { WINDOW_NEW, WINDOW_SENDS_HEADER, WINDOW_SENDS_BYTES };
 /* The fields that only operations of windows have. A put writes part_bytes bytes from `input`. The operation holds a
    reference to its window. */

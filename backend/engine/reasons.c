@@ -81,7 +81,8 @@ static tutti_status comm_fail_late_window(tutti_comm *comm, const struct operati
         [WINDOW_FLUSH] = "an earlier call on the window is still open",
         [WINDOW_DRAIN] = "some are still under way",
         [WINDOW_ATTACH] = "another call of this rank takes too long",
-        [WINDOW_DETACH] = "a transport still uses its memory" };
+        [WINDOW_DETACH] = "a transport still uses its memory",
+        [WINDOW_FREE] = "a transport still uses its memory" };
     char what[64];
     error_text_of_window(op, what, sizeof what);
     return comm_fail(comm, TUTTI_TIMEOUT, "rank %d of %s reached the timeout of %lld ms in %s: %s", comm->group.rank,

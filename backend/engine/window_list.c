@@ -25,13 +25,17 @@ static void window_await_writers(const tutti_comm *comm, const struct tutti_wind
         LOG(WARN, "%s: rank %d is stopped or too slow in a put to rank %d, and may still write its window",
             comm->group.name, writer, w->rank);
 }
+/* Polls and backs off in round `n` of a wait for a transport. */
+static void windows_await_transport(tutti_comm *comm, int64_t n)
+{
+    router_poll(comm->router);
+    group_back_off(&comm->group, n);
+}
 void windows_detach_all(tutti_comm *comm)
 {
+    for (int64_t n = 0; !windows_forget_freed(comm); n++) windows_await_transport(comm, n);
     for (struct tutti_window *w; (w = comm->windows.first) != NULL;) {
-        for (int64_t n = 0; !windows_take_out(comm, w); n++) {
-            router_poll(comm->router);
-            group_back_off(&comm->group, n);
-        }
+        for (int64_t n = 0; !windows_take_out(comm, w); n++) windows_await_transport(comm, n);
         window_await_writers(comm, w);
     }
 }
@@ -46,11 +50,11 @@ tutti_status window_run_operation(tutti_comm *comm, struct tutti_window *w, enum
     return operation_run(&op, true);
 }
 /* A closed communicator has no windows and no peers. */
-void windows_detach(tutti_comm *comm, struct tutti_window *w)
+void windows_detach(tutti_comm *comm, struct tutti_window *w, enum window_kind kind)
 {
     atomic_fetch_add(&comm->submission.inside, 1);
     if (!atomic_load(&comm->submission.closed)) {
-        window_run_operation(comm, w, WINDOW_DETACH, NULL);
+        window_run_operation(comm, w, kind, NULL);
         window_await_writers(comm, w);
     }
     atomic_fetch_sub(&comm->submission.inside, 1);

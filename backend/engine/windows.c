@@ -9,7 +9,7 @@ void windows_init(struct windows *all)
 {
     all->open = NULL;
     all->end = &all->open;
-    all->first = NULL;
+    all->first = all->freed = NULL;
     all->last_number = 0;
 }
 void windows_accept_operation(tutti_comm *comm, struct operation *op)
@@ -63,9 +63,8 @@ static void operation_send_header(tutti_comm *comm, struct operation *op)
     struct window_peer *peer = &w->peers[op->message.window.peer];
     bool puts = op->message.window.kind == WINDOW_PUT;
     op->message.window.header = (struct window_header){ puts ? HEADER_PUT : HEADER_SIGNAL,
-        puts ? op->message.window.offset : 0, puts ? op->part_bytes : 0 };
+        puts ? op->message.window.offset : 0, puts ? op->part_bytes : 0, peer->sent++ };
     op->message.window.put = puts ? peer->puts++ : 0;
-    peer->sent++;
     op->message.window.stage = WINDOW_SENDS_HEADER;
     operation_send(comm, op, window_header_name(w), &op->message.window.header, sizeof op->message.window.header);
 }
@@ -76,23 +75,26 @@ static bool operation_cancel_message(tutti_comm *comm, struct operation *op)
     return op->message.window.stage == WINDOW_NEW || t->state != TRANSFER_POSTED || router_cancel(comm->router, t);
 }
 /* Fails the communicator because the operation's message has failed. Returns IN_PROGRESS: the operation ends with the
-   communicator. */
+   communicator. A peer that cancelled the message has freed its window or failed the group, and reports which. */
 static tutti_status operation_fail_message(tutti_comm *comm, const struct operation *op)
 {
     const struct transfer *t = &op->message.transfer;
     char what[64];
     error_text_of_window(op, what, sizeof what);
-    if (comm_is_failing(comm) || failure_came_from_peer(comm, t->status)) return TUTTI_IN_PROGRESS;
+    if (comm_is_failing(comm) || t->status == TUTTI_ABORTED) return TUTTI_IN_PROGRESS;
     const char *reason = comm->router->reason;
     comm_fail(comm, t->status, "rank %d of %s: %s failed: %s", comm->group.rank, comm->group.name, what,
-        t->status == TUTTI_ABORTED || !*reason ? status_message(t->status) : reason);
+        *reason ? reason : status_message(t->status));
     return TUTTI_IN_PROGRESS;
 }
-/* Continues a put or signal by message, and returns IN_PROGRESS or OK. The header is sent first, then the bytes under
-   the number of the put. */
+/* Continues a put or signal by message, and returns IN_PROGRESS, OK, or PEER_LOST if the peer has freed its window. The
+   header is sent first, then the bytes under the number of the put. */
 static tutti_status operation_continue_message(tutti_comm *comm, struct operation *op)
 {
     const struct transfer *t = &op->message.transfer;
+    uint64_t index = op->message.window.stage == WINDOW_NEW ? UINT64_MAX : op->message.window.header.index;
+    if (window_peer_ignores_message(op->message.window.of, op->message.window.peer, index))
+        return operation_cancel_message(comm, op) ? TUTTI_PEER_LOST : TUTTI_IN_PROGRESS;
     if (op->message.window.stage == WINDOW_NEW) operation_send_header(comm, op);
     if (t->state == TRANSFER_FAILED) return operation_fail_message(comm, op);
     if (t->state == TRANSFER_POSTED) return TUTTI_IN_PROGRESS;
@@ -112,7 +114,8 @@ static void windows_add(tutti_comm *comm, struct tutti_window *w)
     comm->windows.first = w;
     window_open_inbound(w, comm->router);
 }
-bool windows_take_out(tutti_comm *comm, struct tutti_window *w)
+/* Takes an attached window out of the list, and its memory from the other ranks. Returns false as windows_take_out. */
+static bool windows_close(tutti_comm *comm, struct tutti_window *w)
 {
     struct tutti_window **at = &comm->windows.first;
     while (*at && *at != w) at = &(*at)->next;
@@ -122,6 +125,52 @@ bool windows_take_out(tutti_comm *comm, struct tutti_window *w)
     atomic_store(&w->attached, false);
     window_revoke(w);
     return true;
+}
+bool windows_take_out(tutti_comm *comm, struct tutti_window *w)
+{
+    return !atomic_load(&w->attached) || (window_cancel_revocations(w, comm->router) & windows_close(comm, w));
+}
+/* Returns how many messages to rank `peer` arrive although this rank frees its window now: all before the first that is
+   under way. */
+static uint64_t windows_count_messages(const tutti_comm *comm, const struct tutti_window *w, int peer)
+{
+    uint64_t count = w->peers[peer].sent;
+    for (const struct operation *op = comm->windows.open; op; op = op->next) {
+        const struct window_operation *o = &op->message.window;
+        bool is_under_way = o->of == w && o->peer == peer && o->stage != WINDOW_NEW;
+        if (is_under_way && o->header.index < count) count = o->header.index;
+    }
+    return count;
+}
+/* Takes the window out as windows_take_out does, and reports this to the other ranks. */
+static bool windows_free(tutti_comm *comm, struct tutti_window *w)
+{
+    if (!atomic_load(&w->attached)) return true;
+    if (!windows_close(comm, w)) return false;
+    window_publish_freed(w);
+    for (int r = 0; r < w->size; r++) {
+        if (w->peers[r].row && r != w->rank) message_ring_host_peer(comm, r);
+        if (w->peers[r].revocations) window_send_revocation(w, comm->router, r, windows_count_messages(comm, w, r));
+    }
+    w->next = comm->windows.freed;
+    comm->windows.freed = w;
+    window_retain(w);
+    return true;
+}
+/* Releases the windows that this rank has freed alone, and whose revocations are over. */
+static void windows_release_freed(tutti_comm *comm)
+{
+    for (struct tutti_window **at = &comm->windows.freed, *w; (w = *at) != NULL;) {
+        if (!window_revocations_are_over(w)) { at = &w->next; continue; }
+        *at = w->next;
+        window_release(w);
+    }
+}
+bool windows_forget_freed(tutti_comm *comm)
+{
+    for (struct tutti_window *w = comm->windows.freed; w; w = w->next) window_cancel_revocations(w, comm->router);
+    windows_release_freed(comm);
+    return !comm->windows.freed;
 }
 
 /* ---- one operation ---- */
@@ -147,6 +196,15 @@ static tutti_status operation_copy_directly(struct operation *op, bool *copies)
     *copies = status == TUTTI_IN_PROGRESS;
     return status;
 }
+/* Takes a signal of the operation's peer. Returns IN_PROGRESS if there is no signal yet, and PEER_LOST if
+   the peer sends no more. */
+static tutti_status operation_await_signal(const struct operation *op)
+{
+    struct tutti_window *w = op->message.window.of;
+    int peer = op->message.window.peer;
+    bool is_last = window_peer_signals_no_more(w, peer);
+    return window_take_signal(w, peer) ? TUTTI_OK : is_last ? TUTTI_PEER_LOST : TUTTI_IN_PROGRESS;
+}
 /* Continues an operation as far as it gets. Returns IN_PROGRESS, OK, or PEER_LOST if the peer has taken its memory
  * back. copies becomes true if a direct put has a part left. */
 static tutti_status operation_continue_window(tutti_comm *comm, struct operation *op, bool *copies)
@@ -159,10 +217,11 @@ static tutti_status operation_continue_window(tutti_comm *comm, struct operation
         if (!op->part_bytes) return TUTTI_OK;
         break;
     case WINDOW_SIGNAL: break;
-    case WINDOW_AWAIT: done = window_take_signal(w, op->message.window.peer); break;
+    case WINDOW_AWAIT: return operation_await_signal(op);
     case WINDOW_FLUSH: done = operation_is_first_of_window(comm, op); break;
     case WINDOW_ATTACH: windows_add(comm, w); return TUTTI_OK;
     case WINDOW_DETACH: return windows_take_out(comm, w) ? TUTTI_OK : TUTTI_IN_PROGRESS;
+    case WINDOW_FREE: return windows_free(comm, w) ? TUTTI_OK : TUTTI_IN_PROGRESS;
     case WINDOW_DRAIN: done = window_has_handled(w, op->input); break;
     }
     if (kind > WINDOW_SIGNAL) return done ? TUTTI_OK : TUTTI_IN_PROGRESS;
@@ -173,13 +232,14 @@ static tutti_status operation_continue_window(tutti_comm *comm, struct operation
    operation fails with the group. */
 static void windows_refuse_peer(tutti_comm *comm, struct operation **at)
 {
-    int peer = (*at)->message.window.peer;
+    const struct window_operation *o = &(*at)->message.window;
+    const char *effect = o->kind == WINDOW_AWAIT ? "gets no more signals of it" : "can no longer write it";
     if (comm_check_failure(comm) != TUTTI_OK) return;
     windows_refuse_operation(comm, at,
         status_fail(TUTTI_INVALID_ARGUMENT,
-            "rank %d of %s has freed its window, so rank %d can no longer write it; all ranks must deregister a window "
+            "rank %d of %s has freed its window (number %u), so rank %d %s; all ranks must deregister a window "
             "together",
-            peer, comm->group.name, comm->group.rank));
+            o->peer, comm->group.name, o->of->number, comm->group.rank, effect));
 }
 /* Refuses an operation because its window was deregistered. Returns false if a transport still uses the bytes of the
    put. */
@@ -232,6 +292,16 @@ static bool windows_continue_operations(tutti_comm *comm)
 }
 
 /* ---- all windows ---- */
+/* Fails the communicator if a thread deregisters the window, but another rank has freed it and does not take part. */
+static void windows_check_deregistering(tutti_comm *comm, const struct tutti_window *w)
+{
+    int freed = atomic_load_explicit(&w->deregistering, memory_order_relaxed) ? window_find_freed_peer(w) : -1;
+    if (freed >= 0 && comm_check_failure(comm) == TUTTI_OK)
+        comm_fail(comm, TUTTI_MISMATCH,
+            "rank %d of %s has freed its window (number %u), but rank %d deregisters it; all ranks must deregister a "
+            "window together",
+            freed, comm->group.name, w->number, comm->group.rank);
+}
 bool windows_make_progress(tutti_comm *comm)
 {
     bool progressed = false;
@@ -239,24 +309,26 @@ bool windows_make_progress(tutti_comm *comm)
     for (struct tutti_window *w = comm->windows.first; w && !comm_is_failing(comm); w = w->next) {
         tutti_status status = window_handle_inbound(w, comm->router, &progressed);
         if (status != TUTTI_OK) comm_fail(comm, status, "%s: %s", comm->group.name, status_detail());
+        windows_check_deregistering(comm, w);
     }
+    windows_release_freed(comm);
     return windows_continue_operations(comm) || progressed;
 }
 
 /* ---- failing ---- */
 bool windows_cancel(tutti_comm *comm)
 {
-    bool all = true;
+    bool all = windows_forget_freed(comm);
     for (struct operation *op = comm->windows.open; op; op = op->next) all &= operation_cancel_message(comm, op);
     for (struct tutti_window *w = comm->windows.first; w; w = w->next) all &= window_close_inbound(w, comm->router);
     return all;
 }
-/* A DETACH succeeds in a failed communicator, because windows_cancel has closed the window. */
+/* A DETACH or FREE succeeds in a failed communicator, because windows_cancel has closed the window. */
 void windows_fail(tutti_comm *comm, tutti_status status)
 {
     while (comm->windows.open) {
         struct window_operation *first = &comm->windows.open->message.window;
-        bool detached = first->kind == WINDOW_DETACH && windows_take_out(comm, first->of);
+        bool detached = first->kind >= WINDOW_DETACH && windows_take_out(comm, first->of);
         windows_end_operation(comm, &comm->windows.open, detached ? TUTTI_OK : status);
     }
 }

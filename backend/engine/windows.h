@@ -11,6 +11,8 @@ struct windows {
     struct operation *open, **end;
     /* The list of windows. */
     struct tutti_window *first;
+    /* The windows that this rank has freed alone, and whose revocations are not over. The list holds them. */
+    struct tutti_window *freed;
     /* The number of the last window; equal on all ranks. Only the thread that registers a window uses it. */
     uint32_t last_number;
 };
@@ -20,18 +22,23 @@ void windows_accept_operation(tutti_comm *comm, struct operation *op);
 /* Handles messages of peers and continues the open operations. Returns true if something made progress. The caller
    calls it after messages_make_progress, which adds the bell that rings for later events. */
 bool windows_make_progress(tutti_comm *comm);
-/* Returns true if peers may send messages to a window. */
+/* Returns true if windows or operations exist. */
+static inline bool windows_exist(const struct windows *all) { return all->first || all->open || all->freed; }
+/* Returns true if peers may send messages to a window, or a revocation to a peer has not left yet. */
 static inline bool windows_are_listening(const struct windows *all)
 {
-    const struct tutti_window *w = all->first;
+    const struct tutti_window *w = all->first, *freed = all->freed;
     while (w && !w->listening) w = w->next;
-    return w;
+    while (freed && !window_is_sending_revocations(freed)) freed = freed->next;
+    return w || freed;
 }
-/* Returns true if operations are open, or peers may send messages to a window. */
+/* Returns true if operations are open, or windows are listening. */
 static inline bool windows_are_active(const struct windows *all) { return all->open || windows_are_listening(all); }
 /* Takes a window out of the communicator and its memory from direct writers. Returns false if a transport still uses
    the memory; the caller polls the router and calls again. */
 bool windows_take_out(tutti_comm *comm, struct tutti_window *window);
+/* Cancels the revocations of the windows that this rank has freed alone, and releases these. Returns false as above. */
+bool windows_forget_freed(tutti_comm *comm);
 /* windows_cancel cancels the operations after a failure, and stops the messages of peers. It returns false if a
    transport still uses memory; the caller polls and calls again. Then windows_fail ends the operations with
    `status`. */

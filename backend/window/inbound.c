@@ -3,16 +3,14 @@
 #include "backend/window/window.h"
 
 /* ---- names ---- */
-/* The bit above a put's number marks the messages with bytes. */
-enum { NUMBER_SHIFT = 33, BYTES_SHIFT = 32 };
 struct message_name window_header_name(const struct tutti_window *w)
 {
-    return (struct message_name){ OPERATION_OF_WINDOW, (uint64_t)w->number << NUMBER_SHIFT };
+    return (struct message_name){ OPERATION_OF_WINDOW, (uint64_t)w->number << WINDOW_SHIFT };
 }
 struct message_name window_bytes_name(const struct tutti_window *w, uint32_t put)
 {
-    uint64_t window = (uint64_t)w->number << NUMBER_SHIFT;
-    return (struct message_name){ OPERATION_OF_WINDOW, window | (uint64_t)1 << BYTES_SHIFT | put };
+    uint64_t window = (uint64_t)w->number << WINDOW_SHIFT;
+    return (struct message_name){ OPERATION_OF_WINDOW, window | (uint64_t)1 << WINDOW_BYTES_SHIFT | put };
 }
 
 /* ---- receiving ---- */
@@ -37,6 +35,7 @@ void window_open_inbound(struct tutti_window *w, struct router *router)
             inbound_receive_header(w, router, r);
             w->listening = true;
         }
+    window_receive_revocations(w, router);
 }
 /* Returns MISMATCH if the header from rank `from` is no signal, and no put inside the window. */
 static tutti_status window_check_header(const struct tutti_window *w, int from, const struct window_header *h)
@@ -54,6 +53,8 @@ static tutti_status inbound_handle_header(struct tutti_window *w, struct router 
     const struct window_header *h = &in->header;
     in->stage = INBOUND_CLOSED;
     TRY(window_check_header(w, from, h));
+    /* A rank that has freed its window may have cancelled an earlier header, and this one must not overtake it. */
+    if (h->index != in->handled) return TUTTI_OK;
     if (h->kind == HEADER_PUT) {
         in->stage = INBOUND_BYTES;
         inbound_receive(in, router, from, window_bytes_name(w, in->puts++), w->memory + h->offset, (size_t)h->bytes);
@@ -90,6 +91,7 @@ tutti_status window_handle_inbound(struct tutti_window *w, struct router *router
 {
     for (int r = 0; r < w->size; r++)
         if (w->peers[r].inbound) TRY(inbound_handle_one(w, router, r, progressed));
+    window_handle_revocations(w, progressed);
     return TUTTI_OK;
 }
 

@@ -32,6 +32,7 @@ void window_release(struct tutti_window *w)
     for (int r = 0; r < w->size; r++) {
         window_unmap_peer(&w->peers[r]);
         free(w->peers[r].inbound);
+        free(w->peers[r].revocations);
     }
     if (w->shared) shared_mapping_leave_at(w->shared);
     free(w->peers);

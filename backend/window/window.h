@@ -24,6 +24,8 @@ struct window_row {
     _Alignas(64) _Atomic uint32_t revoked;
     /* 1 + the rank whose memory this rank is writing now, or 0. */
     _Atomic uint32_t copying;
+    /* 1: this rank has freed its window alone, and puts and signals nothing any more. */
+    _Atomic uint32_t freed;
     /* The signals that this rank has got from each rank of the group. */
     struct signal_counter signals[];
 };
@@ -36,8 +38,24 @@ struct window_mapping {
     size_t bytes;
 };
 enum header_kind { HEADER_PUT = 1, HEADER_SIGNAL = 2 };
-/* The message before the bytes of a put, or a signal. It travels as bytes and has no padding. */
-struct window_header { uint64_t kind, offset, bytes; };
+/* The message before the bytes of a put, or a signal. It travels as bytes and has no padding. `index`: the number of
+   headers that the rank has sent before it. */
+struct window_header { uint64_t kind, offset, bytes, index; };
+/* The message by which a rank reports that it has freed its window alone. The first `sent` of its headers arrive with
+   their bytes; it has cancelled the others. It has handled `handled` headers of the other rank and ignores later
+   ones. */
+struct window_revocation { uint64_t sent, handled; };
+/* The revocations between this rank and a peer. */
+struct window_revocations {
+    struct window_revocation mine, theirs;
+    struct piece pieces[2];
+    struct transfer send, receive;
+    /* `theirs` has arrived. */
+    _Atomic bool has_freed;
+};
+/* The name of a message has the number of its window from bit WINDOW_SHIFT on. Below, the bytes of a put have bit
+   WINDOW_BYTES_SHIFT and the number of the put, headers have 0, and revocations 1. */
+enum { WINDOW_SHIFT = 33, WINDOW_BYTES_SHIFT = 32 };
 enum inbound_stage { INBOUND_CLOSED, INBOUND_HEADER, INBOUND_BYTES };
 /* The receives of messages from one rank. One message at a time is received, so they are handled in their order.
    CLOSED: no receive is posted. HEADER, BYTES: a receive of a header, or of a put's bytes, is posted. */
@@ -63,6 +81,8 @@ struct window_peer {
     /* The number of headers sent to the peer, of puts among them, and of the peer's signals that were taken. */
     uint64_t sent;
     uint32_t puts, awaited;
+    /* NULL: each writes the other directly, and reads `freed` in its row. */
+    struct window_revocations *revocations;
 };
 struct tutti_window {
     tutti_comm *comm;
@@ -83,7 +103,9 @@ struct tutti_window {
     _Atomic uint32_t holders, references;
     /* The window is in the communicator's list. Later operations are refused. */
     _Atomic bool attached;
-    /* The next window of the communicator. */
+    /* A thread deregisters the window. */
+    _Atomic bool deregistering;
+    /* The next window in a list of the communicator. */
     struct tutti_window *next;
 };
 /* Describes the memory of one rank to all others when they make a window. The size is fixed, without padding. */
@@ -145,13 +167,38 @@ bool window_peer_is_copying(const struct tutti_window *window, int peer);
 struct message_name window_header_name(const struct tutti_window *window);
 /* Returns the name of the message with the bytes of put number `put`, counted from 0 for each pair of ranks. */
 struct message_name window_bytes_name(const struct tutti_window *window, uint32_t put);
-/* Posts a receive for the first message of each rank that sends messages. */
+/* Posts receives for the first message of each rank that sends messages, and for revocations. */
 void window_open_inbound(struct tutti_window *window, struct router *router);
 /* Handles the messages that have arrived; *progressed becomes true if there are some. MISMATCH: a rank has sent an
    invalid message, and the text names the rank. */
 tutti_status window_handle_inbound(struct tutti_window *window, struct router *router, bool *progressed);
-/* Cancels the receives. Returns false if a transport still uses the memory; the caller polls the router and calls
-   again. */
+/* Cancels the receives of headers and bytes. Returns false if a transport still uses the memory; the caller polls the
+   router and calls again. */
 bool window_close_inbound(struct tutti_window *window, struct router *router);
 /* Returns true if expected[r] headers of each rank r that sends messages have been handled. */
 bool window_has_handled(const struct tutti_window *window, const uint64_t *expected);
+
+/* ---- revocation.c ---- */
+/* Posts the receives of all revocations. */
+void window_receive_revocations(struct tutti_window *window, struct router *router);
+/* Reports to the ranks of this host that this rank has freed its window alone; the caller rings their bells. */
+void window_publish_freed(struct tutti_window *window);
+/* Sends a revocation to a peer that does not read `freed`. `sent` is as in struct window_revocation. */
+void window_send_revocation(struct tutti_window *window, struct router *router, int to, uint64_t sent);
+/* Takes the revocations that have arrived; *progressed becomes true if there are some. */
+void window_handle_revocations(struct tutti_window *window, bool *progressed);
+/* Returns true if a revocation has not left yet. */
+bool window_is_sending_revocations(const struct tutti_window *window);
+/* Returns true if no revocation is being sent or awaited. */
+bool window_revocations_are_over(const struct tutti_window *window);
+/* Cancels the revocations. Returns false if a transport still uses their memory; the caller polls the router and calls
+   again. */
+bool window_cancel_revocations(struct tutti_window *window, struct router *router);
+/* Returns true if the peer is known to have freed its window alone. Any thread may call it. */
+bool window_peer_has_freed(const struct tutti_window *window, int peer);
+/* Returns true if the peer has freed its window alone and will not handle message number `index`, counted from 0. */
+bool window_peer_ignores_message(const struct tutti_window *window, int peer, uint64_t index);
+/* Returns true if the peer has freed its window alone, and all its signals have been counted. */
+bool window_peer_signals_no_more(const struct tutti_window *window, int peer);
+/* Returns a rank that is known to have freed its window alone, or -1. */
+int window_find_freed_peer(const struct tutti_window *window);

@@ -99,32 +99,6 @@ static void test_repeated_windows(void **state)
     world_threads(2, NULL, lacks_memory, NULL);
 }
 
-/* ---- a window that one rank frees alone ---- */
-static void frees_alone(struct rank *me)
-{
-    int32_t *at = shared_allocate(10), from[10] = { 1 };
-    tutti_window *w = window_open(me->comm, at, 10);
-    OK(tutti_barrier(me->comm, NULL));
-    if (me->rank == 1) OK(tutti_window_free(w));
-    world_meet(me);
-    if (me->rank == 0) {
-        REQUIRE(tutti_window_put(w, from, 10, TUTTI_INT32, 1, 0, NULL) == TUTTI_INVALID_ARGUMENT);
-        SAYS("rank 1 of ");
-        SAYS("has freed its window, so rank 0 can no longer write it");
-        REQUIRE(tutti_last_error_is_refusal());
-        REQUIRE(tutti_window_signal(w, 1, NULL) == TUTTI_INVALID_ARGUMENT);
-    }
-    OK(tutti_barrier(me->comm, NULL));
-    REQUIRE(at[0] == 0);
-    if (me->rank != 1) OK(tutti_window_free(w));
-    OK(tutti_mem_free(at));
-}
-static void test_a_window_freed_alone(void **state)
-{
-    (void)state;
-    world_threads(2, NULL, frees_alone, NULL);
-}
-
 /* ---- waits that cannot end ---- */
 static void waits_too_long(struct rank *me)
 {
@@ -270,8 +244,9 @@ static void sends_header(tutti_comm *comm, const tutti_window *w, struct window_
 }
 static void sends_wrong_headers(struct rank *me)
 {
-    static const struct window_header headers[] = { { HEADER_PUT, 36, 8 }, { HEADER_PUT, UINT64_MAX, 8 },
-        { HEADER_PUT, 8, UINT64_MAX }, { HEADER_PUT, 0, 0 }, { HEADER_SIGNAL, 1, 0 }, { 0, 0, 4 }, { 77, 0, 4 } };
+    static const struct window_header headers[] = { { HEADER_PUT, 36, 8, 0 }, { HEADER_PUT, UINT64_MAX, 8, 0 },
+        { HEADER_PUT, 8, UINT64_MAX, 0 }, { HEADER_PUT, 0, 0, 0 }, { HEADER_SIGNAL, 1, 0, 0 }, { 0, 0, 4, 0 },
+        { 77, 0, 4, 0 } };
     for (size_t k = 0; k < sizeof headers / sizeof *headers; k++) {
         int32_t at[30] = { 0 };
         tutti_comm *comm;
@@ -336,7 +311,6 @@ int test_window_errors(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_what_is_refused),
         cmocka_unit_test(test_repeated_windows),
-        cmocka_unit_test(test_a_window_freed_alone),
         cmocka_unit_test(test_a_wait_without_a_signal),
         cmocka_unit_test(test_a_peer_that_leaves),
         cmocka_unit_test(test_leaving),
