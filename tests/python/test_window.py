@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 
 import torch_tutti
+from members import Member
 
 pytestmark = pytest.mark.skipif(not hasattr(dist, "_new_window"), reason="torch before 2.14")
 TYPES = ["float32", "float64", "bfloat16", "int64", "uint8", "bool", "complex64"]
@@ -286,23 +287,74 @@ def test_ranks_that_register_other_tensors(shared):
         assert "rank 0 registers float32 elements and rank 1 int32; all ranks must register the same type" in type_
 
 
-def drops_its_window(world):
-    mine = memory(3)
+def drops_its_window(world, kind):
+    mine = memory(3, kind)
     window = dist._new_window(mine)
     dist.barrier()
     if world.rank == 1:
         del window
-    dist.barrier()
-    text = "" if world.rank else text_of(ValueError, window.put, torch.ones(3), 1, 0, False)
-    dist.barrier()
-    return text, mine.tolist()
+        return [], mine.tolist()
+    # The refused wait shows that this rank knows.
+    calls = [lambda: window.wait_signal(1, False), lambda: window.put(torch.ones(3), 1, 0, False),
+             lambda: window.put(torch.ones(3), 1, 0, True).wait(), lambda: window.signal(1, False)]
+    texts = [text_of(ValueError, call) for call in calls]
+    with pytest.raises((ValueError, NotImplementedError)):
+        window.map_remote_tensor(1)
+    return texts, mine.tolist()
 
 
-@pytest.mark.one_host("a put to another host is a message, which ends before it arrives")
-def test_a_dropped_window(fresh):
-    (text, _), (_, mine) = fresh(2).run(drops_its_window)
-    assert "rank 1 of group 0 has freed its window, so rank 0 can no longer write it" in text
-    assert mine == [0, 0, 0]
+def drop_and_continue(world, kind):
+    found = drops_its_window(world, kind)
+    total = torch.ones(1)
+    dist.all_reduce(total)
+    return *found, total.item()
+
+
+@pytest.mark.parametrize("kind", ["shared", "private"])
+def test_a_dropped_window(fresh, kind):
+    (texts, _, total), (_, mine, _) = fresh(2).run(drop_and_continue, kind)
+    assert "rank 1 of group 0 has freed its window (number 1), so rank 0 gets no more signals of it" in texts[0]
+    for text in texts[1:]:
+        assert "rank 1 of group 0 has freed its window (number 1), so rank 0 can no longer write it" in text
+        assert "all ranks must deregister a window together" in text
+    assert mine == [0, 0, 0] and total == 2
+
+
+def drop_after_signals(world, kind):
+    mine = memory(100_000, kind)
+    window = dist._new_window(mine)
+    if world.rank:
+        window.put(torch.ones(100_000), 0, 0, False)
+        window.signal(0, False)
+        del window
+        dist.barrier()
+        return ""
+    window.wait_signal(1, False)
+    assert bool((mine == 1).all())
+    text = text_of(ValueError, window.wait_signal, 1, False)
+    dist.barrier()
+    return text
+
+
+@pytest.mark.parametrize("kind", ["shared", "private"])
+def test_signals_before_a_window_is_dropped(fresh, kind):
+    assert "so rank 0 gets no more signals of it" in fresh(2).run(drop_after_signals, kind)[0]
+
+
+def deregister_alone(world, kind):
+    window = dist._new_window(memory(3, kind))
+    dist.barrier()
+    if world.rank == 1:
+        del window
+        return ""
+    return text_of(torch_tutti.MismatchError, window.tensor_deregister)
+
+
+@pytest.mark.parametrize("kind", ["shared", "private"])
+def test_deregistering_a_window_that_a_rank_has_dropped(fresh, kind):
+    texts = fresh(3).run(deregister_alone, kind)
+    for rank in 0, 2:
+        assert "rank 1 of group 0 has freed its window (number 1), but rank " in texts[rank]
 
 
 # ---- what fails ----
@@ -351,6 +403,25 @@ def test_a_peer_that_dies(fresh, kind, what):
     for rank in 0, 2:
         assert not outcomes[rank].failed, outcomes[rank].trace
         assert "rank 1 of group 0" in outcomes[rank].value and "died" in outcomes[rank].value
+
+
+def wait_through_a_change(world):
+    """An open wait ends with the membership, and the window is refused afterwards."""
+    member = Member(world, "tutti")
+    member.change(900, member.collect("first"))
+    window = dist._new_window(memory(3))
+    pending = window.wait_signal((world.rank + 1) % 2, True)
+    member.change(901, member.collect("second"))
+    open_text = text_of(torch_tutti.AbortedError, pending.wait)
+    late_text = text_of(torch_tutti.AbortedError, window.put, torch.ones(1), 0, 0, False)
+    member.meet("done")
+    return open_text, late_text
+
+
+def test_a_reconfigured_group(fresh):
+    for open_text, late_text in fresh(2, join=False).run(wait_through_a_change):
+        assert "was aborted, or destroyed while operations ran" in open_text
+        assert "put: the members of the group have changed since tensor_register; make a new window" in late_text
 
 
 def closed_group(world):
