@@ -209,8 +209,13 @@ typedef struct tutti_config {
        that have joined get MISMATCH with both lists. In one job (job_size > 0, after the processes have made a
        communicator of all) a store's name stands for one list. NULL compares nothing. */
     const int *members;
+    /* Lets the caller end tutti_comm_init early; NULL: it cannot. The thread that joins calls it again and again while
+       it waits, with the store's context. After true, tutti_comm_init returns ABORTED, and the other ranks get an error
+       that names this rank when all have come. The function must not wait for other ranks. */
+    bool (*is_cancelled)(void *context);
 } tutti_config;
-#define TUTTI_CONFIG_INIT { sizeof(tutti_config), 0, 0, { NULL, NULL, NULL }, NULL, NULL, 0, 0, 0, NULL, NULL, NULL }
+#define TUTTI_CONFIG_INIT \
+    { sizeof(tutti_config), 0, 0, { NULL, NULL, NULL }, NULL, NULL, 0, 0, 0, NULL, NULL, NULL, NULL }
 /* Makes an id. One rank calls this, and all ranks pass the id to tutti_comm_init_rank. */
 TUTTI_API tutti_status tutti_get_unique_id(tutti_unique_id *out);
 /* Makes the communicator of this rank in a group of `size` ranks on one host. All ranks call it with the same id. */

@@ -86,10 +86,13 @@ static tutti_status comm_build_and_join(const tutti_config *config, const tutti_
     tutti_comm *comm = *out;
     struct group *group = &comm->group;
     TRY(config_check_members(config));
+    group->is_cancelled = config->is_cancelled;
+    group->cancel_context = config->store.context;
     if (config->algorithm) TRY(status_mark_refusal(algorithms_parse_list(config->algorithm, comm->chosen)));
     int64_t deadline_ms = clock_deadline(comm->timeout_ms);
     TRY(comm_bootstrap_members(config, id, comm, deadline_ms));
     TRY(join_members(comm, deadline_ms));
+    group->is_cancelled = NULL;
     if (config_uses_store(config, id) && group->rank == 0) bootstrap_shorten_result(config, &group->members[0]);
     if (config->job_size == 0 && !config->members) job_begin(&group->members[0]);
     for (int f = 0; f < COLLECTIVE_COUNT; f++) TRY(comm_check_algorithm(comm, comm->chosen[f]));

@@ -34,17 +34,12 @@
 #include "backend/host/socket.h"
 #include "backend/join/join_result.h"
 #include "backend/join/records.h"
-#include "backend/processes/host_election.h"
+#include "backend/join/store_wait.h"
+#include "backend/processes/peers.h"
 #include <stdio.h>
 #include <stdlib.h>
-#include <time.h>
 
 enum {
-    /* Limits of the pause between two reads. */
-    LEAST_PAUSE_NS = 50000,
-    MOST_PAUSE_MS = 200,
-    /* After this wait a rank also reads "r0" again. */
-    LATE_NS = 20000000,
     /* After this wait rank 0 reads all records again. */
     AGAIN_MS = 1000,
     /* The most ranks whose records rank 0 reads if a record has a larger group size than its own. */
@@ -54,22 +49,10 @@ enum {
 static const int64_t HINT_NS = 5000000000;
 static const char first_key[] = "r0";
 
-/* ---- waiting ---- */
 static bool member_is_same_attempt(const struct member *a, const struct member *b)
 {
     return memcmp(a->token, b->token, sizeof a->token) == 0;
 }
-/* Pauses between two reads of a key, for an eighth of the wait so far. So a rank that comes soon is seen soon, and the
-   store does not get busy. */
-static void store_poll_pause(int64_t began_ns, int64_t deadline_ms)
-{
-    int64_t pause_ns = (clock_ns() - began_ns) / 8, left_ms = deadline_remaining_ms(deadline_ms);
-    int64_t most_ns = (left_ms < MOST_PAUSE_MS ? left_ms : MOST_PAUSE_MS) * 1000000;
-    pause_ns = pause_ns < LEAST_PAUSE_NS ? LEAST_PAUSE_NS : pause_ns < most_ns ? pause_ns : most_ns;
-    nanosleep(&(struct timespec){ 0, pause_ns }, NULL);
-}
-static bool store_wait_is_late(int64_t began_ns) { return clock_ns() - began_ns > LATE_NS; }
-
 /* ---- a group of one ---- */
 /* Fails with MISMATCH if that rank has formed a group alone, in the same job, so that it will not come. */
 static tutti_status store_check_alone(const tutti_config *config, const struct statement *own, int rank)
@@ -90,21 +73,6 @@ tutti_status bootstrap_publish_alone(const tutti_config *config, const struct me
     own.member.terms = terms->digest;
     store_key_of_alone(config->members[0], key);
     return store_put_value(&config->store, key, &own, sizeof own);
-}
-
-/* ---- the host of this rank ---- */
-/* Sets the token of this rank's host: the group's token if no rank offers a contact, so that all are on one host. */
-static tutti_status member_set_host_token(const struct member *first, const struct key_id *key, int64_t deadline_ms,
-    struct member *out)
-{
-    if (out->contact.family) return host_election_join(first->token, key, deadline_ms, out->host_token);
-    memcpy(out->host_token, first->token, sizeof out->host_token);
-    return TUTTI_OK;
-}
-/* Leaves the election that member_set_host_token joined. */
-static void member_release_host_token(const struct member *first, const struct member *mine)
-{
-    if (mine->contact.family) host_election_leave(first->token);
 }
 
 /* ---- rank 0 ---- */
@@ -155,6 +123,7 @@ static tutti_status store_await_record(const tutti_config *config, const struct 
     int64_t began_ns = clock_ns();
     store_key_of_record(&own->member, rank, key);
     for (;;) {
+        TRY(store_check_cancelled(config, &own->member));
         bool last = clock_ms() >= deadline_ms;
         tutti_status status = store_get_record(store, key, rank, NOW, out);
         if (status != TUTTI_TIMEOUT || last) return status;
@@ -252,7 +221,7 @@ static tutti_status store_run_rank0(const tutti_config *config, struct statement
     TRY(store_check_earlier(&config->store, own));
     TRY(random_fill(mine->key, sizeof mine->key));
     TRY(group_key_add(mine->key, key));
-    TRY(member_set_host_token(mine, key, deadline_ms, mine));
+    TRY(member_set_host_token(config, mine, key, deadline_ms, mine));
     tutti_status status = store_publish_result(config, own, why, deadline_ms, reply);
     member_release_host_token(mine, mine);
     return status;
@@ -353,7 +322,8 @@ static tutti_status follower_publish_answer(struct follower *follower)
     char key[STORE_KEY_BYTES];
     /* The key must be known here before other processes see that this rank has come. */
     TRY(group_key_add(follower->first.key, follower->key));
-    TRY(member_set_host_token(&follower->first, follower->key, follower->deadline_ms, follower->mine));
+    TRY(member_set_host_token(follower->config, &follower->first, follower->key, follower->deadline_ms,
+        follower->mine));
     follower->has_host_token = true;
     TRY(follower_publish_reason(follower));
     store_key_of_record(&follower->first, follower->config->rank, key);
@@ -433,9 +403,12 @@ static tutti_status follower_await_result(struct follower *follower)
 {
     bool has_logged = false;
     int64_t began_ns = clock_ns(), deadline_ms = follower->deadline_ms;
-    /* A rank 0 that forms a group alone publishes that under another key, so this rank polls both keys. */
-    TRY(follower_read_first(follower, follower->config->members ? NOW : deadline_remaining_ms(deadline_ms)));
+    /* A rank 0 that forms a group alone publishes that under another key, so this rank polls both keys. A rank whose
+       caller may cancel polls, too. */
+    bool polls = follower->config->members || follower->config->is_cancelled;
+    TRY(follower_read_first(follower, polls ? NOW : deadline_remaining_ms(deadline_ms)));
     for (;;) {
+        TRY(store_check_cancelled(follower->config, follower->mine));
         int64_t until_ms = follower->has_answered ? deadline_add_ms(deadline_ms, GRACE_MS) : deadline_ms;
         tutti_status status = follower->has_answered ? follower_read_result(follower) : TUTTI_TIMEOUT;
         if (status != TUTTI_TIMEOUT) return status;
@@ -461,10 +434,29 @@ static void follower_decline_join(struct follower *follower)
     }
     follower_leave_attempt(follower);
 }
+/* Publishes that the caller has cancelled the join of this rank: in its record for rank 0, and to the other processes
+   in case rank 0 has already decided. */
+static void follower_publish_cancel(struct follower *follower)
+{
+    char key[STORE_KEY_BYTES];
+    if (!follower->has_answered || follower_has_other_terms(follower)) return;
+    follower->why = "its caller has cancelled the join";
+    follower->mine->status = TUTTI_ABORTED;
+    peers_abort_join(follower->first.token);
+    store_key_of_record(&follower->first, follower->config->rank, key);
+    if (follower_publish_reason(follower) == TUTTI_OK)
+        follower->config->store.put(follower->config->store.context, key, follower->mine, sizeof *follower->mine);
+}
 static tutti_status follower_join_attempt(struct follower *follower)
 {
     tutti_status status = follower_await_result(follower);
     follower_leave_attempt(follower);
+    if (status == TUTTI_ABORTED) {
+        char detail[STATUS_DETAIL_BYTES];
+        snprintf(detail, sizeof detail, "%s", status_detail());
+        follower_publish_cancel(follower);
+        return status_repeat(status, detail);
+    }
     if (status != TUTTI_TIMEOUT) follower_remove_answer(follower);
     return status;
 }

@@ -9,6 +9,7 @@
 #include "backend/base/log.h"
 #include "backend/base/pause.h"
 #include "backend/base/settings.h"
+#include "backend/join/shm_group.h"
 #include "kernels/stream.h"
 #include <sched.h>
 #include <string.h>
@@ -191,6 +192,7 @@ static tutti_status parameters_await_published(tutti_comm *comm, int64_t deadlin
         if (join_info_answer_ping(segment_join_info(segment, comm->executor.site.index))) n = 1;
         backoff_wait(&backoff, n, &none, 1);
         if (n % POLLS) continue;
+        TRY(shm_group_check_cancelled(&comm->group));
         alerted = comm_has_reason_to_fail(comm) && !parameters_may_still_come(comm);
         if (!alerted && clock_ms() > deadline_ms)
             return comm_fail(comm, TUTTI_TIMEOUT,

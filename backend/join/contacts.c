@@ -98,7 +98,7 @@ static tutti_status rank_await_link(tutti_comm *comm, int rank, int64_t deadline
         tutti_status status = link_await(peer, is_last_slice ? deadline_ms : slice_ms);
         if (status == TUTTI_OK) return status;
         if (is_last_slice || status != TUTTI_TIMEOUT) return rank_fail_no_link(comm, rank, status);
-        TRY(shm_group_check_aborts(&comm->group));
+        TRY(shm_group_check_join(&comm->group));
         if (comm_has_reason_to_fail(comm)) TRY(comm_check_failure(comm));
     }
 }

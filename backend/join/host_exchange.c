@@ -48,7 +48,7 @@ static tutti_status host_exchange_await_transfer(tutti_comm *comm, const struct 
         if (is_alerted) TRY(comm_check_failure(comm));
         if (transfer->state == TRANSFER_FAILED && !comm_is_failing(comm))
             return host_exchange_fail_message(comm, transfer);
-        if (n % CHECK_EVERY == 0) TRY(shm_group_check_aborts(&comm->group));
+        if (n % CHECK_EVERY == 0) TRY(shm_group_check_join(&comm->group));
         if (clock_ms() > deadline_ms) return host_exchange_fail_late(comm, transfer);
         if (has_progressed) n = 0;
         else group_back_off(&comm->group, n);

@@ -24,8 +24,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-/* NETWORK differs from the number of any host. */
-enum { CHECK_EVERY = 64, NETWORK = -1 };
+/* NETWORK differs from the number of any host. After each slice a wait checks whether the join has ended. */
+enum { CHECK_EVERY = 64, SLICE_MS = 50, NETWORK = -1 };
 /* Bytes of one rank's slots, of which only the used ones take memory. With several hosts they serve two operations
    (execute/slots.c). */
 enum { SLOT_BYTES = 16 << 20, NETWORK_SLOT_BYTES = 2 * STAGED_AT_MOST * BYTES_WITH_MESSAGES };
@@ -116,6 +116,27 @@ tutti_status join_offer_address(const char *store_host, bool by_id, struct membe
     if (out->size == 1 || (!may_have_hosts && !(out->simulates & SIMULATES_LINKS))) return TUTTI_OK;
     return member_offer_address(host, out);
 }
+/* Fails with `status` because this rank cannot reach `rank`. The reason is this thread's last error. */
+static tutti_status join_fail_unreachable(const struct group *group, int rank, tutti_status status)
+{
+    const struct identity *other = &group->members[rank].identity;
+    char why[STATUS_DETAIL_BYTES / 2];
+    snprintf(why, sizeof why, "%.500s", status_detail());
+    return status_fail(status, "rank %d of %s cannot reach rank %d (process %llu on %.40s): %s", group->rank,
+        group->name, rank, (unsigned long long)other->pid, other->host, why);
+}
+/* Waits until this process is connected to that of a rank of this host. Checks meanwhile whether the join has ended. */
+static tutti_status join_await_peer(const struct group *group, int rank, int64_t deadline_ms)
+{
+    for (;;) {
+        int64_t slice_ms = clock_ms() + SLICE_MS;
+        bool is_last_slice = slice_ms >= deadline_ms;
+        tutti_status status = peer_await(group->peers[rank], is_last_slice ? deadline_ms : slice_ms);
+        if (status == TUTTI_OK) return status;
+        if (is_last_slice || status != TUTTI_TIMEOUT) return join_fail_unreachable(group, rank, status);
+        TRY(shm_group_check_join(group));
+    }
+}
 /* Connects to the process of a rank of this host, or holds the link to one of another host, without connecting it
    yet. */
 static tutti_status join_connect_rank(tutti_comm *comm, int rank, int64_t deadline_ms)
@@ -123,21 +144,17 @@ static tutti_status join_connect_rank(tutti_comm *comm, int rank, int64_t deadli
     const struct group *group = &comm->group;
     const struct member *m = &group->members[rank];
     bool uses_link = group_uses_links(group) && !group_rank_is_here(group, rank);
-    return uses_link ? link_acquire(&m->identity, &group->key, &m->contact, &group->peers[rank])
-                     : peer_connect(&m->identity, &group->key, deadline_ms, &group->peers[rank]);
+    tutti_status status = uses_link ? link_acquire(&m->identity, &group->key, &m->contact, &group->peers[rank])
+                                    : peer_acquire(&m->identity, &group->key, &group->peers[rank]);
+    if (status != TUTTI_OK) return join_fail_unreachable(group, rank, status);
+    return uses_link ? TUTTI_OK : join_await_peer(group, rank, deadline_ms);
 }
 /* Connects to the processes of all ranks of other processes (join_connect_rank). */
 static tutti_status join_connect_peers(tutti_comm *comm, int64_t deadline_ms)
 {
     for (int r = 0; r < comm->group.size; r++) {
-        const struct identity *other = &comm->group.members[r].identity;
         if (member_shares_process(&comm->group.members[r], &comm->group.members[comm->group.rank])) continue;
-        tutti_status status = join_connect_rank(comm, r, deadline_ms);
-        if (status == TUTTI_OK) continue;
-        char detail[STATUS_DETAIL_BYTES / 2];
-        snprintf(detail, sizeof detail, "%.500s", status_detail());
-        return status_fail(status, "rank %d of %s cannot reach rank %d (process %llu on %.40s): %s", comm->group.rank,
-            comm->group.name, r, (unsigned long long)other->pid, other->host, detail);
+        TRY(join_connect_rank(comm, r, deadline_ms));
     }
     return TUTTI_OK;
 }
@@ -155,7 +172,7 @@ static tutti_status join_await_ranks(tutti_comm *comm, int64_t deadline_ms)
         bool is_alerted = comm_has_reason_to_fail(comm);
         if (atomic_load(&group_control_of_rank(group, r)->joined)) { i++; continue; }
         if (is_alerted) TRY(comm_check_failure(comm));
-        if (n % CHECK_EVERY == 0) TRY(shm_group_check_aborts(group));
+        if (n % CHECK_EVERY == 0) TRY(shm_group_check_join(group));
         if (clock_ms() > deadline_ms)
             return comm_fail(comm, TUTTI_TIMEOUT,
                 "rank %d of %s began to join but did not finish in time: it is too slow, stopped or gone", r,

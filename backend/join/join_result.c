@@ -154,7 +154,12 @@ tutti_status join_reply_accept(struct join_reply *reply, int rank, const struct 
     return TUTTI_OK;
 }
 
-/* ---- time ---- */
+/* ---- waiting ---- */
+tutti_status join_check_cancelled(bool (*is_cancelled)(void *context), void *context, int rank, const char *group)
+{
+    if (!is_cancelled || !is_cancelled(context)) return TUTTI_OK;
+    return status_fail(TUTTI_ABORTED, "rank %d has cancelled joining %s", rank, group);
+}
 int64_t deadline_add_ms(int64_t deadline_ms, int64_t more_ms)
 {
     return deadline_ms > INT64_MAX - more_ms ? INT64_MAX : deadline_ms + more_ms;

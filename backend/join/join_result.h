@@ -46,7 +46,9 @@ tutti_status join_result_apply(struct join_result *result, const struct member *
    INVALID_ARGUMENT if another process has joined as this rank. */
 tutti_status join_reply_accept(struct join_reply *reply, int rank, const struct member *mine, struct member *out);
 
-/* ---- time ---- */
+/* ---- waiting ---- */
+/* Fails with ABORTED, in a text that names this rank, if is_cancelled(context) is true. is_cancelled may be NULL. */
+tutti_status join_check_cancelled(bool (*is_cancelled)(void *context), void *context, int rank, const char *group);
 /* The other ranks wait this much longer than rank 0. */
 enum { GRACE_MS = 2000 };
 /* Returns a later deadline, or INT64_MAX if the sum would overflow. */

@@ -124,8 +124,11 @@ static tutti_status mapping_await_first(struct mapping *mapping, const struct jo
         until.tv_nsec += SLICE_MS * 1000000;
         if (until.tv_nsec >= 1000000000) { until.tv_nsec -= 1000000000; until.tv_sec++; }
         pthread_cond_timedwait(&changed, &lock, &until);
-        if (!mapping->is_over) status = mapping_check_failures(joining->group);
-        if (!mapping->is_over && status == TUTTI_OK) status = shm_group_check_aborts(joining->group);
+        if (mapping->is_over) break;
+        status = mapping_check_failures(joining->group);
+        pthread_mutex_unlock(&lock);
+        if (status == TUTTI_OK) status = shm_group_check_join(joining->group);
+        pthread_mutex_lock(&lock);
     }
     bool is_over = mapping->is_over;
     pthread_mutex_unlock(&lock);

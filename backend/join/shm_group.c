@@ -1,7 +1,8 @@
-/* A wait ends at the deadline, and when the maker is gone. */
+/* A wait ends at the deadline, when the maker is gone, and when a rank gives up joining. */
 #include "backend/join/shm_group.h"
 #include "backend/base/clock.h"
 #include "backend/base/status.h"
+#include "backend/join/join_result.h"
 #include "backend/processes/peers.h"
 #include <stdio.h>
 #include <string.h>
@@ -14,11 +15,16 @@ bool shm_group_is_first_of_process(const struct group *group, const struct shm_g
     while (*r != rank && !member_shares_process(&group->members[*r], &group->members[rank])) r++;
     return *r == rank;
 }
-tutti_status shm_group_check_aborts(const struct group *group)
+tutti_status shm_group_check_cancelled(const struct group *group)
+{
+    return join_check_cancelled(group->is_cancelled, group->cancel_context, group->rank, group->name);
+}
+tutti_status shm_group_check_join(const struct group *group)
 {
     const struct member *table = group->members;
     struct identity by;
     int rank = group->size, ranks = 0;
+    TRY(shm_group_check_cancelled(group));
     if (!peers_join_is_aborted(table[0].token, &by)) return TUTTI_OK;
     for (int r = group->size - 1; r >= 0; r--)
         if (memcmp(table[r].identity.nonce, by.nonce, sizeof by.nonce) == 0) { rank = r; ranks++; }
@@ -53,7 +59,7 @@ tutti_status shm_group_receive_descriptor(const struct group *group, const struc
     const struct peer *maker = group->peers[s->ranks[0]];
     tutti_status status = TUTTI_TIMEOUT;
     while (status == TUTTI_TIMEOUT && clock_ms() < deadline_ms && !peer_is_gone(maker)) {
-        TRY(shm_group_check_aborts(group));
+        TRY(shm_group_check_join(group));
         int64_t slice_ms = clock_ms() + SLICE_MS;
         status = peers_await_descriptor(token, slice_ms < deadline_ms ? slice_ms : deadline_ms, descriptor);
     }

@@ -15,9 +15,12 @@ bool shm_group_is_first_of_process(const struct group *group, const struct shm_g
 tutti_status shm_group_send_descriptor(const struct group *group, const struct shm_group *shm_group,
     const unsigned char token[16], int descriptor);
 /* Waits for the descriptor that the maker sends under `token`. The first rank of each other process calls it, and
-   closes the descriptor. PEER_LOST: the maker has died, or a rank of the group gave up joining. `what` names the memory
-   in errors: "the shared memory of the group". */
+   closes the descriptor. PEER_LOST: the maker has died, or a rank of the group gave up joining. ABORTED: the caller has
+   cancelled the join. `what` names the memory in errors: "the shared memory of the group". */
 tutti_status shm_group_receive_descriptor(const struct group *group, const struct shm_group *shm_group,
     const unsigned char token[16], int64_t deadline_ms, const char *what, int *descriptor);
-/* Fails with PEER_LOST if a rank of the group has aborted its join before the segment was mapped. */
-tutti_status shm_group_check_aborts(const struct group *group);
+/* Fails with ABORTED if the caller of this rank has cancelled its join. */
+tutti_status shm_group_check_cancelled(const struct group *group);
+/* Fails as shm_group_check_cancelled, and with PEER_LOST if a rank of the group has aborted its join before the segment
+   was mapped. Asks the caller, so call it without locks. */
+tutti_status shm_group_check_join(const struct group *group);

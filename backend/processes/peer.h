@@ -41,7 +41,7 @@ struct peer {
     bool awaits_incoming;
     /* The handshake of this process's connection attempt while CONNECTING, else NULL. */
     struct handshake *handshake;
-    /* The number of peer_connect or link_acquire without a peer_release. */
+    /* The number of peer_acquire or link_acquire without a peer_release. */
     int users;
     /* References that do not keep the peer alive. */
     struct peer_weak_ref *weak_refs;

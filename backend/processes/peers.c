@@ -62,26 +62,27 @@ static tutti_status peer_explain_error(const struct identity *other, int error)
     return status_fail(error == -ETIMEDOUT ? TUTTI_TIMEOUT : TUTTI_SYSTEM, "no connection to process %llu on %.40s: %s",
         (unsigned long long)other->pid, other->host, why);
 }
-tutti_status peer_connect(const struct identity *other, const struct key_id *key, int64_t deadline_ms,
-    struct peer **out)
+tutti_status peer_acquire(const struct identity *other, const struct key_id *key, struct peer **out)
 {
     pthread_mutex_lock(&registry.lock);
     assert(registry.users > 0);
     bool is_self = nonce_equal(other->nonce, registry.self.nonce);
     struct peer *peer = is_self ? NULL : registry_find_peer(other->nonce);
     if (!is_self && !peer) peer = registry_add_peer(other, key, &local_peer_ops);
-    int error = 0;
-    if (peer) {
-        peer->users++;
-        error = peer_await_open(peer, deadline_ms);
-        if (error) peer_drop_user(peer);
-    }
+    if (peer) peer->users++;
     pthread_mutex_unlock(&registry.lock);
     if (is_self) return status_fail(TUTTI_INTERNAL, "a process does not connect to itself");
     if (!peer) return status_fail(TUTTI_NO_MEMORY, "no memory for a connection");
-    if (error) return peer_explain_error(other, error);
     *out = peer;
     return TUTTI_OK;
+}
+tutti_status peer_await(struct peer *peer, int64_t deadline_ms)
+{
+    pthread_mutex_lock(&registry.lock);
+    int error = peer_await_open(peer, deadline_ms);
+    struct identity other = peer->identity;
+    pthread_mutex_unlock(&registry.lock);
+    return error ? peer_explain_error(&other, error) : TUTTI_OK;
 }
 void peer_release(struct peer *peer)
 {

@@ -20,13 +20,14 @@ struct identity {
 };
 /* Another process, on this host or another. */
 struct peer;
-/* Sets *out to the peer of that process of this host, and connects to it if needed. Pair with peer_release. Both
-   processes may call it at once and for several groups: they share one connection. The other process need not call it.
-   `key` is the id of a shared group's key (keys.h). SYSTEM: the process cannot be reached, and the text says why. It
-   has ended, or it is on another host, in another network namespace, or of another user. TIMEOUT: the process exists
-   but does not answer. */
-tutti_status peer_connect(const struct identity *other, const struct key_id *key, int64_t deadline_ms,
-    struct peer **out);
+/* Sets *out to the peer of that process of this host. Pair with peer_release. Never waits or connects. Both processes
+   may call it at once and for several groups: they share one connection. The other process need not call it. `key` is
+   the id of a shared group's key (keys.h). */
+tutti_status peer_acquire(const struct identity *other, const struct key_id *key, struct peer **out);
+/* Waits until the connection is open, and connects it if needed. SYSTEM: the process cannot be reached, and the text
+   says why. It has ended, or it is on another host, in another network namespace, or of another user. TIMEOUT: the
+   process exists but has not answered; the caller may wait again. */
+tutti_status peer_await(struct peer *peer, int64_t deadline_ms);
 /* Ends one use of a peer. NULL is allowed. */
 void peer_release(struct peer *peer);
 /* Returns true if the process has died or has called its last peers_release, or if the connection failed. */

@@ -127,6 +127,7 @@ void bring(struct rank *r, bool by_id)
     config.rank = r->rank;
     config.store = r->store;
     config.store_remove = store_remove;
+    if (r->rank == r->way->odd_rank) config.is_cancelled = r->way->odd_cancels;
     if (mine.status != TUTTI_OK) status_fail((tutti_status)mine.status, "there is no eth9 on the host of %d", r->rank);
     struct terms terms;
     terms_of(r->way, r->rank, &terms);

@@ -21,6 +21,7 @@ struct way {                                                           /* what a
     int attempt;                                                       /* each of other processes, with other tokens */
     tutti_status odd_status;                                           /* not OK: why the odd rank cannot join */
     bool has_contacts, odd_contact;                                    /* all offer one; the odd rank does otherwise */
+    bool (*odd_cancels)(void *store);                                  /* is_cancelled of the odd rank */
     const int *members;                                                /* what they are told: [size], or NULL */
     uint64_t job;
     const char *name;

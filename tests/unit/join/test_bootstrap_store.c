@@ -2,6 +2,7 @@
    died. */
 #include "backend/control/lifetime.h"
 #include "backend/host/socket.h"
+#include "backend/join/records.h"
 #include "backend/processes/peers.h"
 #include "tests/support/unit.h"
 #include "tests/unit/join/bootstrap_world.h"
@@ -101,6 +102,50 @@ static void test_one_that_cannot_join_tells_the_next_attempt(void **state)
     assert_non_null(strstr(outcomes[0].detail, "there is no eth9 on the host of 1"));
     assert_int_equal(outcomes[1].status, TUTTI_SYSTEM);
     assert_int_equal(store_keys(s), 4);                 /* of the dead attempt only "r0" was there; it is overwritten */
+    free(s);
+    outcomes_destroy(outcomes);
+    (void)state;
+}
+static bool cancels_at_once(void *store) { return store != NULL; }
+static bool cancels_after_its_answer(void *store) { return store_keys(store) >= 2; }
+static void test_cancelled_rank_waits_for_no_other(void **state)
+{
+    struct outcome *outcomes = outcomes_create();
+    for (int odd = 0; odd < 2; odd++) {
+        struct way way = {
+            .size = 2, .odd_rank = odd, .odd_cancels = cancels_at_once, .absent = 1 << !odd, .timeout_ms = 3600000
+        };
+        char text[64];
+        struct store *s = store_create();
+        snprintf(text, sizeof text, "rank %d has cancelled joining test group", odd);
+        run_store(&way, s, outcomes);
+        expect_failure(&way, outcomes, TUTTI_ABORTED, text);
+        free(s);
+    }
+    outcomes_destroy(outcomes);
+    (void)state;
+}
+static void test_cancelled_rank_tells_rank_0(void **state)
+{
+    struct way way = {
+        .size = 2, .odd_rank = 1, .odd_cancels = cancels_after_its_answer, .absent = 1 << 0, .timeout_ms = 3600000
+    };
+    struct outcome *outcomes = outcomes_create();
+    struct store *s = store_create();
+    struct statement first = statement_of(&way, 0);
+    const tutti_store store = { s, store_put, store_get };
+    struct member record;
+    char key[STORE_KEY_BYTES], why[64] = "";
+    size_t bytes;
+    store_put_first(s, &way);
+    run_store(&way, s, outcomes);
+    expect_failure(&way, outcomes, TUTTI_ABORTED, "rank 1 has cancelled joining test group");
+    store_key_of_record(&first.member, 1, key);
+    assert_int_equal(store_get_record(&store, key, 1, NOW, &record), TUTTI_OK);
+    assert_int_equal(record.status, TUTTI_ABORTED);
+    store_key_of_rank(&first.member, "why", 1, key);
+    assert_int_equal(store_get_value(&store, key, NOW, sizeof why - 1, why, &bytes), TUTTI_OK);
+    assert_string_equal(why, "its caller has cancelled the join");
     free(s);
     outcomes_destroy(outcomes);
     (void)state;
@@ -366,6 +411,8 @@ int test_bootstrap_store(void)
         cmocka_unit_test(test_one_that_cannot_join_tells_all_why),
         cmocka_unit_test(test_one_that_cannot_join_does_not_wait_for_rank_0),
         cmocka_unit_test(test_one_that_cannot_join_tells_the_next_attempt),
+        cmocka_unit_test(test_cancelled_rank_waits_for_no_other),
+        cmocka_unit_test(test_cancelled_rank_tells_rank_0),
         cmocka_unit_test(test_store_that_fails_is_blamed),
         cmocka_unit_test(test_late_rank_0_is_not_called_missing),
         cmocka_unit_test(test_earlier_groups_are_not_believed),

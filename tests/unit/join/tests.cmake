@@ -9,7 +9,7 @@ tutti_unit(join interface links)
 target_sources(test_interface PRIVATE ${join}/interface.c)
 # The bootstrap needs no more of join/ than a few files.
 tutti_helper(bootstrap_world unit/join/bootstrap_world.c ${join}/bootstrap.c ${join}/bootstrap_id.c ${join}/records.c
-  ${join}/terms.c ${join}/join_result.c)
+  ${join}/terms.c ${join}/join_result.c ${join}/store_wait.c)
 tutti_units(unit_bootstrap transports join bootstrap_store received_texts terms)
 tutti_unit(join bootstrap transports)                                  # replaces poll
 foreach(program unit_bootstrap test_bootstrap)

@@ -94,10 +94,16 @@ void world_join(void)                                 /* everybody knows everybo
     REQUIRE(world_acquire(&world->identity[rank]) == TUTTI_OK);
     world_barrier(size);
 }
-tutti_status world_call(int peer, struct peer **out)
+tutti_status world_connect(const struct identity *other, int64_t timeout_ms, struct peer **out)
 {
-    return peer_connect(&world->identity[peer], &world_key, clock_ms() + JOIN_MS, out);
+    struct peer *peer;
+    TRY(peer_acquire(other, &world_key, &peer));
+    tutti_status status = peer_await(peer, clock_ms() + timeout_ms);
+    if (status == TUTTI_OK) *out = peer;
+    else peer_release(peer);
+    return status;
 }
+tutti_status world_call(int peer, struct peer **out) { return world_connect(&world->identity[peer], JOIN_MS, out); }
 void world_connect_all(struct peer *peers[])
 {
     for (int hop = 1; hop < size; hop++) {

@@ -28,6 +28,8 @@ void world_barrier(int count);
 tutti_status world_acquire(struct identity *out);       /* peers_acquire, and this process knows the group's key */
 extern struct key_id world_key;                         /* then */
 void world_join(void);                                  /* everybody knows everybody, nobody is connected */
+/* Acquires the peer and waits until it is connected. */
+tutti_status world_connect(const struct identity *other, int64_t timeout_ms, struct peer **out);
 tutti_status world_call(int peer, struct peer **out);
 void world_connect_all(struct peer *peers[]);
 void world_release_all(struct peer *peers[]);

@@ -102,11 +102,11 @@ static void call_wrong(void)
     struct peer *peer = NULL;
     REQUIRE(world_acquire(&mine) == TUTTI_OK);
     REQUIRE(random_fill(other.nonce, sizeof other.nonce) == TUTTI_OK);
-    REQUIRE(peer_connect(&other, &world_key, clock_ms() + JOIN_MS, &peer) == TUTTI_SYSTEM && !peer);
+    REQUIRE(world_connect(&other, JOIN_MS, &peer) == TUTTI_SYSTEM && !peer);
     REQUIRE(strstr(status_detail(), "process 4711 on elsewhere") && strstr(status_detail(), "another host"));
-    REQUIRE(peer_connect(&mine, &world_key, clock_ms() + JOIN_MS, &peer) == TUTTI_INTERNAL && !peer);
+    REQUIRE(world_connect(&mine, JOIN_MS, &peer) == TUTTI_INTERNAL && !peer);
     memory_fail_after(1);
-    REQUIRE(peer_connect(&other, &world_key, clock_ms() + JOIN_MS, &peer) == TUTTI_NO_MEMORY && !peer);
+    REQUIRE(world_connect(&other, JOIN_MS, &peer) == TUTTI_NO_MEMORY && !peer);
     peers_release();
 }
 static void test_nobody_there_and_oneself_are_errors(void **state)
@@ -139,7 +139,7 @@ static void call_stopped(void)
         kill((pid_t)world->identity[1].pid, SIGSTOP);
         for (int64_t until = clock_ms() + JOIN_MS; !is_stopped(world->identity[1].pid); sleep_ms(1))
             REQUIRE(clock_ms() < until);
-        REQUIRE(peer_connect(&world->identity[1], &world_key, clock_ms() + 200, &peer) == TUTTI_TIMEOUT);
+        REQUIRE(world_connect(&world->identity[1], 200, &peer) == TUTTI_TIMEOUT);
         REQUIRE(strstr(status_detail(), "stopped or too busy"));
         kill((pid_t)world->identity[1].pid, SIGCONT);
         REQUIRE(world_call(1, &peer) == TUTTI_OK);   /* it is alive after all */
