@@ -33,11 +33,12 @@ void Calls::refuse(std::string why)
     count_.fetch_or(kRefused);
 }
 /* Polls the count, with pauses of 20 us to 2 ms. */
-bool Calls::wait_until_none(std::chrono::steady_clock::time_point deadline) const
+bool Calls::wait_until_none(std::chrono::steady_clock::time_point deadline, const std::function<void()> &check) const
 {
     constexpr std::chrono::microseconds longest_pause(2000);
     std::chrono::microseconds pause(20);
     while (count_.load() >= kOne) {
+        check();
         if (std::chrono::steady_clock::now() >= deadline) return false;
         std::this_thread::sleep_for(pause);
         pause = std::min(pause * 2, longest_pause);

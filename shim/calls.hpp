@@ -4,6 +4,7 @@
 #include <atomic>
 #include <chrono>
 #include <deque>
+#include <functional>
 #include <mutex>
 #include <string>
 
@@ -15,9 +16,9 @@ class Calls {
     void refuse(std::string why);
     /* Lets new calls in again. */
     void allow() { count_.fetch_and(~kRefused); }
-    /* Waits until no call runs. Returns false at the deadline. The caller has refused new calls, holds no GIL, and is
-     * in no call itself. */
-    bool wait_until_none(std::chrono::steady_clock::time_point deadline) const;
+    /* Waits until no call runs. Returns false at the deadline. `check` runs again and again, and its exception ends the
+     * wait. The caller has refused new calls, holds no GIL, and is in no call itself. */
+    bool wait_until_none(std::chrono::steady_clock::time_point deadline, const std::function<void()> &check) const;
     /* True if the caller runs inside of a call, for example in a hook that the call runs. */
     bool is_this_thread_inside() const;
 

@@ -11,10 +11,14 @@
 namespace tutti {
 
 /* ---- the store ---- */
-/* The context of the core's store functions. `problem` is the text of the last exception, empty without one. */
+/* The context of the core's store functions, and of its question whether the join is cancelled. */
 struct StoreBridge {
     c10::intrusive_ptr<c10d::Store> store;
+    /* The text of the last exception of the store, empty without one. */
     std::string problem;
+    /* The check of communicator_join(), and its exception or null. */
+    std::function<void()> check;
+    std::exception_ptr ended;
 };
 
 /* Returns the status of use(store). An exception of the store becomes TUTTI_TIMEOUT or TUTTI_SYSTEM, and its text is
@@ -58,9 +62,20 @@ static tutti_status store_bridge_remove(void *context, const char *key)
 {
     auto *bridge = static_cast<StoreBridge *>(context);
     /* Some stores cannot delete keys, which is no problem to report. */
-    StoreBridge unreported{ bridge->store, "" };
+    StoreBridge unreported{ bridge->store, "", {}, nullptr };
     return store_call_catching(&unreported,
         [&](c10d::Store &store) { return store.deleteKey(key) ? TUTTI_OK : TUTTI_SYSTEM; });
+}
+/* Returns true if the check has ended the join. */
+static bool store_bridge_is_cancelled(void *context)
+{
+    auto *bridge = static_cast<StoreBridge *>(context);
+    try {
+        if (!bridge->ended) bridge->check();
+    } catch (...) {
+        bridge->ended = std::current_exception();
+    }
+    return bridge->ended != nullptr;
 }
 /* True if all `ranks` of the job are on this host, according to the variables that torchrun sets. A program may join
  * the ranks of several torchrun starts to a larger job, so WORLD_SIZE must also equal the size of the job. */
@@ -81,11 +96,13 @@ static std::string store_get_host(c10::intrusive_ptr<c10d::Store> store, int ran
 }
 /* The size of the last group of all ranks that this process has joined, or 0. */
 static std::atomic<int> job_size{ 0 };
-/* Joins the group and returns the core's communicator. Throws the core's error, with the store's error in its text. */
+/* Joins the group and returns the core's communicator. Throws the core's error, with the store's error in its text, or
+ * the exception of the check. */
 static tutti_comm *comm_join_through_store(const c10::intrusive_ptr<c10d::Store> &store, int rank, int size,
-    const std::string &group, const Options &options, std::chrono::milliseconds timeout)
+    const std::string &group, const Options &options, std::chrono::milliseconds timeout,
+    const std::function<void()> &check)
 {
-    StoreBridge bridge{ store, "" };
+    StoreBridge bridge{ store, "", check, nullptr };
     tutti_config config = TUTTI_CONFIG_INIT;
     config.rank = rank;
     config.size = size;
@@ -105,19 +122,22 @@ static tutti_comm *comm_join_through_store(const c10::intrusive_ptr<c10d::Store>
     config.job_rank = is_part ? static_cast<int>(members[static_cast<size_t>(rank)]) : 0;
     const std::vector<int> compared(members.begin(), members.end());
     config.members = static_cast<int>(members.size()) == size && !options.is_alone ? compared.data() : nullptr;
+    config.is_cancelled = check ? store_bridge_is_cancelled : nullptr;
     tutti_comm *comm = nullptr;
     tutti_status status = tutti_comm_init(&comm, &config);
     if (status == TUTTI_OK) return comm;
+    if (bridge.ended) std::rethrow_exception(bridge.ended);
     std::string text = tutti_get_last_error();
     if (!bridge.problem.empty())
         text += " (the store said: " + bridge.problem.substr(0, bridge.problem.find('\n')) + ")";
     error_throw(status, text);
 }
 c10::intrusive_ptr<Communicator> communicator_join(const c10::intrusive_ptr<c10d::Store> &store, int rank, int size,
-    const std::string &group, const Options &options, std::chrono::milliseconds timeout)
+    const std::string &group, const Options &options, std::chrono::milliseconds timeout,
+    const std::function<void()> &check)
 {
     auto communicator =
-        c10::make_intrusive<Communicator>(comm_join_through_store(store, rank, size, group, options, timeout));
+        c10::make_intrusive<Communicator>(comm_join_through_store(store, rank, size, group, options, timeout, check));
     if (timeout == options.timeout || tutti_comm_set_timeout(communicator->get(), options.timeout.count()) == TUTTI_OK)
         return communicator;
     error_throw_last(TUTTI_INVALID_ARGUMENT);

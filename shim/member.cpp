@@ -14,8 +14,8 @@
 
 namespace tutti {
 
-/* A member that has waited so long also reads the records of the others. */
-static constexpr std::chrono::milliseconds kReadRecordsAfter(20);
+/* Limits of the time between two reads of the records of the others. */
+static constexpr std::chrono::milliseconds kReadRecordsAfter(20), kReadRecordsAtLeast(100);
 /* The most bytes of an error text in a record. */
 static constexpr size_t kLongestReason = 600;
 
@@ -237,17 +237,30 @@ void Member::fail_late(const Roster &roster, std::chrono::milliseconds waited)
             waited.count(), " ms. Those that have not called reconfigure with these handles: ", absent,
             ". A member that has died must be left out"));
 }
-void Member::await_all(const Roster &roster, Time deadline, const std::atomic<const char *> &interrupted)
+void ChangeCheck::run()
+{
+    if (const char *why = interrupted_) {
+        std::string text = change_text_prefix(roster_.uuid) + why;
+        /* The other members find the reason when the change fails on them. */
+        member_.end(roster_, TUTTI_ABORTED, text);
+        error_throw(TUTTI_ABORTED, text);
+    }
+    const Time now = std::chrono::steady_clock::now();
+    if (now - read_ < std::clamp<Time::duration>((now - began_) / 8, kReadRecordsAfter, kReadRecordsAtLeast)) return;
+    member_.check_others(roster_);
+    read_ = now;
+}
+void Member::await_all(ChangeCheck &check, Time deadline)
 {
     using std::chrono::steady_clock;
+    const Roster &roster = check.roster();
     std::vector<std::string> keys;
     for (const Handle &one : roster.handles) keys.push_back(roster.key() + one.member);
     if (keys.size() == 1) return;
     const Time began = steady_clock::now();
     while (!store_->check(keys)) {
         steady_clock::duration waited = steady_clock::now() - began;
-        if (const char *why = interrupted) error_throw(TUTTI_ABORTED, change_text_prefix(roster.uuid) + why);
-        if (waited > kReadRecordsAfter) check_others(roster);
+        check.run();
         if (began + waited >= deadline)
             fail_late(roster, std::chrono::duration_cast<std::chrono::milliseconds>(waited));
         steady_clock::duration pause = std::clamp<steady_clock::duration>(waited / 8, std::chrono::microseconds(100),

@@ -49,6 +49,29 @@ struct Roster {
 /* The record that a member publishes about its newest change (member.cpp). */
 struct MemberRecord;
 
+class Member;
+/* Checks, in each wait of a change, whether the change can still succeed on this member and on the others. */
+class ChangeCheck {
+  public:
+    /* `interrupted`: the reason why the change must end on this member, or null. All arguments outlive the check. */
+    ChangeCheck(Member &member, const Roster &roster, const std::atomic<const char *> &interrupted)
+        : member_(member), roster_(roster), interrupted_(interrupted)
+    {}
+    const Roster &roster() const { return roster_; }
+    /* Throws AbortedError with the reason `interrupted`, which this member has published by then. From time to time it
+     * also reads the records of the others, and throws if one of them can no longer take part. */
+    void run();
+
+  private:
+    Member &member_;
+    const Roster &roster_;
+    const std::atomic<const char *> &interrupted_;
+    using Time = std::chrono::steady_clock::time_point;
+    const Time began_ = std::chrono::steady_clock::now();
+    /* The records of the others were read then. */
+    Time read_ = began_;
+};
+
 class Member {
   public:
     using Time = std::chrono::steady_clock::time_point;
@@ -70,9 +93,8 @@ class Member {
     void begin(const Roster &roster);
     /* Publishes that this member takes part in the change. */
     void publish_arrival(const Roster &roster);
-    /* Waits until all members take part in the change. The error names the members that do not, and the reason. When
-     * `interrupted` is not null, the wait ends with AbortedError and this text. */
-    void await_all(const Roster &roster, Time deadline, const std::atomic<const char *> &interrupted);
+    /* Waits until all members take part in the change. The error names the members that do not, and the reason. */
+    void await_all(ChangeCheck &check, Time deadline);
     /* Publishes how the change ended. `why`: the text of the error, empty after a success. Errors of the store are
      * ignored. */
     void end(const Roster &roster, tutti_status status, const std::string &why);
@@ -80,6 +102,7 @@ class Member {
     std::string find_reasons(const Roster &roster);
 
   private:
+    friend class ChangeCheck;
     /* Returns the name of the job, which its first member has put into the store. */
     std::string get_job();
     /* Writes this member's record to the store. TUTTI_IN_PROGRESS: the change is not over. */

@@ -73,18 +73,24 @@ c10::intrusive_ptr<Communicator> ProcessGroupTutti::find_communicator() const
     std::lock_guard<std::mutex> lock(communicator_mutex_);
     return communicator_;
 }
+/* Ends a running change with the reason `why`, and returns the present communicator or null. The lock makes this come
+ * before or after begin_membership(). */
+c10::intrusive_ptr<Communicator> ProcessGroupTutti::interrupt_change(const char *why)
+{
+    std::unique_lock<std::mutex> lock(communicator_mutex_, std::defer_lock);
+    /* A forked child takes no lock. */
+    if (!is_inherited()) lock.lock();
+    if (changing_) interrupted_ = why;
+    return communicator_;
+}
 void ProcessGroupTutti::abort()
 {
-    c10::intrusive_ptr<Communicator> communicator = find_communicator();
-    if (changing_) interrupted_ = "this group was aborted meanwhile";
-    if (communicator) communicator->abort();
+    if (auto communicator = interrupt_change("this group was aborted meanwhile")) communicator->abort();
 }
 void ProcessGroupTutti::shutdown()
 {
-    c10::intrusive_ptr<Communicator> communicator = find_communicator();
     shut_down_ = true;
-    interrupted_ = "this group was shut down or destroyed meanwhile";
-    if (communicator) communicator->close();
+    if (auto communicator = interrupt_change("this group was shut down or destroyed meanwhile")) communicator->close();
 }
 std::vector<uint64_t> ProcessGroupTutti::members() const
 {

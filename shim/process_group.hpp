@@ -261,6 +261,7 @@ class ProcessGroupTutti final : public c10d::Backend {
     /* Returns the present communicator, or null before the first reconfigure. A caller outside of a counted call needs
      * this, because the communicator may change at any time. */
     c10::intrusive_ptr<Communicator> find_communicator() const;
+    c10::intrusive_ptr<Communicator> interrupt_change(const char *why);
     bool is_inherited() const { return process_ != process_count_forks(); }
     /* Stores the communicator of a new membership, and connects it to this group. */
     void take_communicator(c10::intrusive_ptr<Communicator> communicator);
@@ -269,9 +270,12 @@ class ProcessGroupTutti final : public c10d::Backend {
     /* The steps of change_members(). The first throws if this thread may not change the members now. */
     void check_may_change(const char *call) const;
     /* Refuses new calls, closes the communicator and the parts, and waits until the running calls have returned. */
-    void end_membership(const Roster &roster, Member::Time deadline);
+    void end_membership(ChangeCheck &check, Member::Time deadline);
     /* Waits for the other members, joins them, and returns the new communicator. */
-    c10::intrusive_ptr<Communicator> join_members(const Roster &roster, Member::Time deadline);
+    c10::intrusive_ptr<Communicator> join_members(ChangeCheck &check, Member::Time deadline);
+    /* Throws if another thread has interrupted the change, after it has aborted the new communicator on all members.
+     * The caller holds communicator_mutex_. */
+    void check_interrupted(const Roster &roster, Communicator &communicator) const;
     /* Lets calls in again, with the new communicator. Returns the changed group. */
     c10::intrusive_ptr<ProcessGroupTutti> begin_membership(const Roster &roster,
         c10::intrusive_ptr<Communicator> communicator);

@@ -68,26 +68,28 @@ void ProcessGroupTutti::check_may_change(const char *call) const
     if (calls_.is_this_thread_inside())
         error_throw(TUTTI_UNSUPPORTED, begin + "this thread is inside a call of the group, which cannot end meanwhile");
 }
-void ProcessGroupTutti::end_membership(const Roster &roster, Member::Time deadline)
+void ProcessGroupTutti::end_membership(ChangeCheck &check, Member::Time deadline)
 {
-    calls_.refuse(c10::str("another thread reconfigures this group (uuid ", roster.uuid,
+    const int64_t uuid = check.roster().uuid;
+    calls_.refuse(c10::str("another thread reconfigures this group (uuid ", uuid,
         "); call again when that has returned"));
     interrupted_ = nullptr;
     changing_ = true;
     if (shut_down_) interrupted_ = "this group was shut down or destroyed meanwhile";
     if (auto present = find_communicator()) present->close();
     end_parts();
-    if (!calls_.wait_until_none(deadline))
+    if (!calls_.wait_until_none(deadline, [&] { check.run(); }))
         error_throw(TUTTI_TIMEOUT,
-            c10::str("reconfigure (uuid ", roster.uuid, "): calls of other threads of this process have not returned"));
+            c10::str("reconfigure (uuid ", uuid, "): calls of other threads of this process have not returned"));
 }
-c10::intrusive_ptr<Communicator> ProcessGroupTutti::join_members(const Roster &roster, Member::Time deadline)
+c10::intrusive_ptr<Communicator> ProcessGroupTutti::join_members(ChangeCheck &check, Member::Time deadline)
 {
-    member_->await_all(roster, deadline, interrupted_);
+    const Roster &roster = check.roster();
+    member_->await_all(check, deadline);
     auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - std::chrono::steady_clock::now());
     auto store = c10::make_intrusive<c10d::PrefixStore>(roster.key() + "join", member_->store());
     return communicator_join(store, roster.rank, static_cast<int>(roster.handles.size()), options_->group_name,
-        *options_, std::max(left, std::chrono::milliseconds(1)));
+        *options_, std::max(left, std::chrono::milliseconds(1)), [&] { check.run(); });
 }
 void ProcessGroupTutti::fail_change(const Roster &roster, tutti_status status, const std::string &why)
 {
@@ -101,6 +103,13 @@ void ProcessGroupTutti::fail_change(const Roster &roster, tutti_status status, c
 }
 
 /* ---- the new membership ---- */
+void ProcessGroupTutti::check_interrupted(const Roster &roster, Communicator &communicator) const
+{
+    const char *why = interrupted_;
+    if (!why) return;
+    communicator.abort();
+    error_throw(TUTTI_ABORTED, c10::str("reconfigure (uuid ", roster.uuid, "): ", why));
+}
 /* begin_membership() stores the new communicator, lets calls in again and returns the changed group. In torch before
  * 2.14 rank and size of a group are constant, so a new group takes the place of this one. */
 #ifdef C10D_BACKEND_HAS_RECONFIGURE
@@ -108,8 +117,7 @@ c10::intrusive_ptr<ProcessGroupTutti> ProcessGroupTutti::begin_membership(const 
     c10::intrusive_ptr<Communicator> communicator)
 {
     std::lock_guard<std::mutex> lock(communicator_mutex_);
-    if (const char *why = interrupted_)
-        error_throw(TUTTI_ABORTED, c10::str("reconfigure (uuid ", roster.uuid, "): ", why));
+    check_interrupted(roster, *communicator);
     if (address_given_) kept_.push_back(communicator_);
     address_given_ = false;
     take_communicator(std::move(communicator));
@@ -146,8 +154,7 @@ c10::intrusive_ptr<ProcessGroupTutti> ProcessGroupTutti::begin_membership(const 
     c10::intrusive_ptr<Communicator> communicator)
 {
     std::lock_guard<std::mutex> lock(communicator_mutex_);
-    if (const char *why = interrupted_)
-        error_throw(TUTTI_ABORTED, c10::str("reconfigure (uuid ", roster.uuid, "): ", why));
+    check_interrupted(roster, *communicator);
     calls_.refuse("this group was reconfigured, so another one has taken its place: torch.distributed.group.WORLD");
     changing_ = false;
     return c10::make_intrusive<ProcessGroupTutti>(*this, roster, std::move(communicator));
@@ -171,10 +178,11 @@ c10::intrusive_ptr<ProcessGroupTutti> ProcessGroupTutti::change_members(const Ch
     member_->begin(roster);
     /* An exception may have left coalescing open on this thread. */
     drop_coalescing();
+    ChangeCheck check(*member_, roster, interrupted_);
     try {
-        end_membership(roster, deadline);
+        end_membership(check, deadline);
         member_->publish_arrival(roster);
-        auto changed = begin_membership(roster, join_members(roster, deadline));
+        auto changed = begin_membership(roster, join_members(check, deadline));
         recorder::rank_set(roster.rank);
         member_->end(roster, TUTTI_OK, "");
         return changed;
