@@ -127,6 +127,18 @@ def _find_default(call: str) -> tuple[Any, Any]:
     return group, backend
 
 
+def _hook_without_rank(hook: Any) -> Any:
+    """Returns the exception hook that torch's init_process_group has wrapped in `hook`, or `hook` itself if torch has
+    not made it. torch's hook puts the rank before each line of a traceback."""
+    import inspect
+    while getattr(hook, "__qualname__", "") == "init_process_group.<locals>._distributed_excepthook":
+        wrapped = inspect.getclosurevars(hook).nonlocals.get("old_hook")
+        if wrapped is None:
+            break
+        hook = wrapped
+    return hook
+
+
 def _replace_default(group: Any, backend: Any) -> None:
     """Destroys the default group, whose membership has ended, and makes it again around `backend`, the extension's
     group of the new members."""
@@ -134,6 +146,8 @@ def _replace_default(group: Any, backend: Any) -> None:
     name = _c10d()._world.pg_map[group][0]
     dist.destroy_process_group()
     _replacing.made = backend
+    # init_process_group wraps the hook again, with the new rank.
+    sys.excepthook = _hook_without_rank(sys.excepthook)
     try:
         dist.init_process_group(name, store=dist.PrefixStore(f"torch/{backend._membership}", backend._store),
                                 rank=backend.rank(), world_size=backend.size(), timeout=backend.options.timeout)

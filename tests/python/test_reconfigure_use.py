@@ -270,6 +270,30 @@ def test_a_group_that_was_made_as_usual(fresh):
     assert fresh(3).run(joined_before) == [(0, 1), (1, 2), (0, 2)]
 
 
+def hooks_stay(world):
+    """A traceback has the new rank once, however often the members have changed, and a hook of the program stays."""
+    import sys
+    from io import StringIO
+    shown = []
+    sys.excepthook = lambda kind, error, trace: (shown.append(error), sys.stderr.write("the program's hook"))
+    member = Member(world)
+    for turn in range(100):
+        member.change(turn, member.collect(f"turn{turn}")[::-1])
+    error, printed, old = ValueError("x"), StringIO(), sys.stderr
+    sys.stderr = printed
+    try:
+        sys.excepthook(ValueError, error, None)
+    finally:
+        sys.stderr = old
+    assert shown == [error]
+    return printed.getvalue()
+
+
+def test_exception_hooks_do_not_pile_up(fresh):
+    printed = fresh(2, join=False).run(hooks_stay)
+    assert [text.count("[rank") for text in printed] == [1, 1], printed
+
+
 def recorded(world):
     member = Member(world)
     member.all(1)
