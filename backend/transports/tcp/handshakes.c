@@ -293,6 +293,18 @@ static void tcp_connect_retry(struct fabric *fabric, struct tcp_endpoint *endpoi
     endpoint->reconnect_ms = clock_ms() + RECONNECT_MS;
     fabric->needs_poll = true;
 }
+/* Returns the reason for which the handshake of an attempt failed with -errno. */
+static const char *tcp_handshake_reason(int error)
+{
+    switch (error) {
+    case -ENOPROTOOPT: return "it runs another version of tutti";
+    case -ENOKEY: return "its key is unknown";
+    case -EKEYREJECTED: return "it has another key: it is of another job, or the secret (TUTTI_SECRET_FILE) differs";
+    case -EPROTO: return "it sent an unexpected message: another program or another kind of connection listens there";
+    case -EALREADY: return "it prefers its own connection to this process, which has not arrived";
+    default: return strerror(-error);
+    }
+}
 /* Continues the handshake of this process's own attempt. Returns 1 when it is complete, 0 while it goes on, or a
    negative errno. */
 static int tcp_handshake_advance(struct fabric *fabric, struct tcp_endpoint *endpoint)
@@ -329,8 +341,7 @@ void tcp_connect_advance(struct fabric *fabric, struct tcp_endpoint *endpoint)
     int got = tcp_handshake_advance(fabric, endpoint);
     if (got > 0) tcp_connect_complete(fabric, endpoint);
     else if (got == -ECONNRESET || got == -EPIPE) tcp_connect_retry(fabric, endpoint);
-    else if (got < 0)
-        tcp_connect_fail(fabric, endpoint, got == -ENOKEY ? "its key is unknown" : "another process answers");
+    else if (got < 0) tcp_connect_fail(fabric, endpoint, tcp_handshake_reason(got));
 }
 
 /* ---- time limits ---- */

@@ -171,22 +171,17 @@ static void test_the_latest_call_of_a_process_counts(void **state)
     assert_true(latest.is_open && !endpoint_is_broken(&latest));
     close(second);
 }
-/* A stranger has taken the port of a process that is gone. */
-static void test_another_that_answers_is_not_believed(void **state)
+struct stranger_answers { struct handshake_opening opening; struct handshake_answer answer; };
+/* A stranger has the port of the process `nonce`, which is gone, and answers so. Returns why the endpoint ends. */
+static const char *stranger_answers(unsigned char nonce, const struct stranger_answers *answers, bool hears_hello)
 {
     struct tcp_address theirs = { .family = AF_INET, .address = { 127, 0, 0, 1 } };
-    const unsigned char process[16] = { 14 };
+    const unsigned char process[16] = { nonce };
     struct sockaddr_in name = { .sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
     socklen_t bytes = sizeof name;
     struct handshake_hello said;
-    const struct {
-        struct handshake_opening opening;
-        struct handshake_answer answer;
-    } answers = { { { "tutti-t", HANDSHAKE_VERSION, HANDSHAKE_OPENING }, { 5 } },
-        { { "tutti-t", HANDSHAKE_VERSION, HANDSHAKE_WELCOME }, 1, { 0 } } };
     struct endpoint *e;
     int listener = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    (void)state;
     assert_int_equal(bind(listener, (struct sockaddr *)&name, bytes), 0);
     assert_int_equal(listen(listener, 1), 0);
     assert_int_equal(getsockname(listener, (struct sockaddr *)&name, &bytes), 0);
@@ -196,11 +191,26 @@ static void test_another_that_answers_is_not_believed(void **state)
         TUTTI_OK);
     pthread_mutex_unlock(&ours.lock);
     int s = accept(listener, NULL, NULL);
-    send_all(s, &answers, sizeof answers);
-    receive_all(s, &said, sizeof said);
+    send_all(s, answers, sizeof *answers);
+    if (hears_hello) receive_all(s, &said, sizeof said);
     assert_closed(s);
-    assert_string_equal(endpoint_seen(&ours, process).why, "another process answers");
     close(listener);
+    return endpoint_seen(&ours, process).why;
+}
+static void test_another_that_answers_is_not_believed(void **state)
+{
+    struct stranger_answers answers = { { { "tutti-t", HANDSHAKE_VERSION, HANDSHAKE_OPENING }, { 5 } },
+        { { "tutti-t", HANDSHAKE_VERSION, HANDSHAKE_WELCOME }, 1, { 0 } } };
+    (void)state;
+    assert_non_null(strstr(stranger_answers(14, &answers, true), "it has another key: it is of another job"));
+    answers.answer.head.kind = HANDSHAKE_REFUSED;
+    assert_non_null(strstr(stranger_answers(214, &answers, true), "it has another key: it is of another job"));
+    answers.answer.head.kind = HANDSHAKE_HELLO;
+    assert_non_null(strstr(stranger_answers(215, &answers, true), "it sent an unexpected message"));
+    answers.opening.head.version++;
+    assert_non_null(strstr(stranger_answers(216, &answers, false), "it runs another version of tutti"));
+    memcpy(answers.opening.head.magic, "GET / H", 8);
+    assert_non_null(strstr(stranger_answers(217, &answers, false), "it sent an unexpected message"));
 }
 
 /* ---- who is known ---- */
