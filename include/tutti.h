@@ -213,9 +213,12 @@ typedef struct tutti_config {
        it waits, with the store's context. After true, tutti_comm_init returns ABORTED, and the other ranks get an error
        that names this rank when all have come. The function must not wait for other ranks. */
     bool (*is_cancelled)(void *context);
+    /* The program can replace the members of the group, as torch's reconfigure does. The error about a dead rank then
+       recommends that. */
+    bool is_reconfigurable;
 } tutti_config;
 #define TUTTI_CONFIG_INIT \
-    { sizeof(tutti_config), 0, 0, { NULL, NULL, NULL }, NULL, NULL, 0, 0, 0, NULL, NULL, NULL, NULL }
+    { sizeof(tutti_config), 0, 0, { NULL, NULL, NULL }, NULL, NULL, 0, 0, 0, NULL, NULL, NULL, NULL, false }
 /* Makes an id. One rank calls this, and all ranks pass the id to tutti_comm_init_rank. */
 TUTTI_API tutti_status tutti_get_unique_id(tutti_unique_id *out);
 /* Makes the communicator of this rank in a group of `size` ranks on one host. All ranks call it with the same id. */

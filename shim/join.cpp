@@ -122,6 +122,7 @@ static tutti_comm *comm_join_through_store(const c10::intrusive_ptr<c10d::Store>
     config.job_rank = is_part ? static_cast<int>(members[static_cast<size_t>(rank)]) : 0;
     const std::vector<int> compared(members.begin(), members.end());
     config.members = static_cast<int>(members.size()) == size && !options.is_alone ? compared.data() : nullptr;
+    config.is_reconfigurable = options.global_ranks_in_group.empty();
     config.is_cancelled = check ? store_bridge_is_cancelled : nullptr;
     tutti_comm *comm = nullptr;
     tutti_status status = tutti_comm_init(&comm, &config);

@@ -86,6 +86,7 @@ static tutti_status comm_build_and_join(const tutti_config *config, const tutti_
     tutti_comm *comm = *out;
     struct group *group = &comm->group;
     TRY(config_check_members(config));
+    group->is_reconfigurable = config->is_reconfigurable;
     group->is_cancelled = config->is_cancelled;
     group->cancel_context = config->store.context;
     if (config->algorithm) TRY(status_mark_refusal(algorithms_parse_list(config->algorithm, comm->chosen)));

@@ -105,10 +105,12 @@ void error_text_of_disagreement(const struct group *group, int rank, const struc
 void error_text_of_death(const struct group *group, int dead, int seer, const char *where, char *out, size_t bytes)
 {
     const struct member *m = &group->members[dead];
-    snprintf(out, bytes,
-        "rank %d of %s (process %llu on %.40s) died, seen by rank %d%s; "
-        "destroy this group and make a new one without it",
-        dead, group->name, (unsigned long long)m->identity.pid, m->identity.host, seer, where);
+    char remedy[96] = "destroy this group and make a new one without it";
+    if (group->is_reconfigurable)
+        snprintf(remedy, sizeof remedy,
+            "reconfigure this group without rank %d (docs/fault-tolerance.md) or make a new one", dead);
+    snprintf(out, bytes, "rank %d of %s (process %llu on %.40s) died, seen by rank %d%s; %s", dead, group->name,
+        (unsigned long long)m->identity.pid, m->identity.host, seer, where, remedy);
 }
 void error_text_of_leaving(const struct group *group, int gone, int waiter, const char *where, char *out, size_t bytes)
 {

@@ -26,6 +26,8 @@ struct group {
     int host;
     /* The interface of the network that leads to the other hosts, or empty. */
     char interface[16];
+    /* The value in tutti_config. */
+    bool is_reconfigurable;
     /* Returns true if the caller has cancelled the join of this rank. NULL: it cannot, or the group has formed. */
     bool (*is_cancelled)(void *context);
     void *cancel_context;

@@ -171,7 +171,7 @@ def without_the_dead(world, way):
     member.all(1)
     if world.rank == 1:
         os.kill(os.getpid(), signal.SIGKILL)
-    with refused(torch_tutti.PeerError, "rank 1"):
+    with refused(torch_tutti.PeerError, "rank 1", "; reconfigure this group without rank 1 .docs/fault-tolerance.md."):
         while True:
             dist.all_reduce(torch.ones(100))
     alive = [rank for rank in range(world.size) if rank != 1]

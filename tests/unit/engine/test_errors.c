@@ -448,8 +448,9 @@ static void test_destroy_does_not_wait_for_what_runs(void **state)
     assert_int_equal(tutti_comm_destroy(comm), TUTTI_OK);
 }
 #ifndef NO_PROCESSES
-static void dies(struct rank *me)
+static void dies(struct rank *me)                       /* the context is not null: the group is reconfigurable */
 {
+    me->comm->group.is_reconfigurable = me->context != NULL;
     REQUIRE(tutti_barrier(me->comm, NULL) == TUTTI_OK);
     tutti_status status = tutti_barrier(me->comm, NULL);                /* whoever is through knows the first is over */
     if (me->rank == 1) { usleep(20000); raise(SIGKILL); }
@@ -458,18 +459,21 @@ static void dies(struct rank *me)
     REQUIRE(status == TUTTI_PEER_LOST);
     SAYS("rank 1 of the group (process ");
     SAYS("died");
+    SAYS(me->context ? "; reconfigure this group without rank 1 (docs/fault-tolerance.md) or make a new one"
+                     : "; destroy this group and make a new one without it");
     REQUIRE(tutti_barrier(me->comm, NULL) == TUTTI_PEER_LOST);
 }
 static void test_a_killed_rank_is_named_by_all_survivors(void **state)
 {
     (void)state;
     assert_int_equal(world_processes(3, 30, dies, NULL), 1);            /* only the killed one ends badly */
+    assert_int_equal(world_processes(3, 30, dies, state), 1);
 }
 static void test_a_killed_rank_is_named_on_all_hosts(void **state)
 {
     (void)state;
     world_pretend("0,1,0,1");
-    assert_int_equal(world_processes(4, 30, dies, NULL), 1);
+    assert_int_equal(world_processes(4, 30, dies, state), 1);
     world_pretend("");
 }
 static void forks(struct rank *me)
