@@ -7,8 +7,12 @@
 #include <csignal>
 #include <deque>
 #include <pthread.h>
+#include <utility>
 
 namespace tutti {
+
+/* True in a thread that runs callbacks of a queued Work. */
+static thread_local bool in_callbacks = false;
 
 struct Futures::Queue {
     std::mutex mutex;
@@ -77,7 +81,16 @@ bool Futures::ensure_thread()
 {
     Queue *q = queue();
     std::lock_guard<std::mutex> lock(q->mutex);
-    return !q->stopped && ensure_idle(q);
+    if (q->stopped) return false;
+    /* A thread that is in a callback may have returned by the time the Work ends. A callback must not count on that,
+     * because the thread may be its own, or may wait for it. */
+    return ensure_idle(q) || (q->busy && !in_callbacks);
+}
+void Futures::complete(Work &work)
+{
+    bool outer = std::exchange(in_callbacks, true);
+    work.complete_futures();
+    in_callbacks = outer;
 }
 c10::intrusive_ptr<Work> Futures::take(Queue *q)
 {
@@ -93,7 +106,7 @@ void Futures::complete_queued()
         if (q->stopped || q->works.empty() || ensure_idle(q)) return;
         auto work = take(q);
         lock.unlock();
-        work->complete_futures();
+        complete(*work);
     }
 }
 /* Waits for a queued Work. The last idle thread waits indefinitely. Other idle threads are surplus and get false after
@@ -116,7 +129,7 @@ void *Futures::serve(void *queue)
         q->busy++;
         if (!q->works.empty()) ensure_idle(q);
         lock.unlock();
-        work->complete_futures();
+        complete(*work);
         work.reset();
         lock.lock();
         q->busy--;

@@ -1,7 +1,7 @@
 /* The threads that complete futures. A callback of a future may block on another future, so one thread stays outside of
  * callbacks while futures wait. If all threads are busy, another one starts, and surplus threads end after a second. If
- * no thread can start, getFuture waits until the Work is over, and earlier futures complete in the next call of any
- * thread. */
+ * no thread can start, earlier futures complete when a thread returns from its callback or in the next call of any
+ * thread, and getFuture waits until the Work is over if no thread exists or a callback calls it. */
 #pragma once
 #include <c10/util/intrusive_ptr.h>
 #include <mutex>
@@ -18,7 +18,8 @@ class Futures {
     static void start_first_thread(const std::string &who);
     /* Queues a Work, whose futures a thread then completes. The queue takes over one reference to the Work. */
     static void push(Work *work);
-    /* Starts a thread unless one is idle. Returns false if no thread can complete one more future. */
+    /* Starts a thread unless one is idle. Returns false if no thread can complete one more future, because
+     * none exists, or because all are in callbacks and the caller is one, too. */
     static bool ensure_thread();
     /* Completes the futures of queued Works on the calling thread, but only while no other thread can start. */
     static void complete_queued();
@@ -38,6 +39,8 @@ class Futures {
     static int add_thread(Queue *q);
     /* Starts a thread unless one is idle. Returns false if that is necessary and fails. */
     static bool ensure_idle(Queue *q);
+    /* Completes the futures of a Work that was queued. The caller does not hold the lock. */
+    static void complete(Work &work);
     /* Waits for a queued Work. Returns false if this thread is surplus and must end. */
     static bool await_work(Queue *q, std::unique_lock<std::mutex> &lock);
     /* Removes the first Work from the queue and returns it. */

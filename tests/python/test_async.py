@@ -188,6 +188,27 @@ def test_callbacks_where_no_thread_can_be_had(fresh):
     fresh(1).run(check_callbacks_without_threads)
 
 
+def check_a_future_while_the_thread_is_busy(world):
+    """The only thread for callbacks is in one. Asking for another future does not wait for its operation, whose send
+    comes afterwards."""
+    backend, me = dist.group.WORLD._get_backend(torch.device("cpu")), world.rank
+    receive = lambda tag: backend.recv([torch.empty(1)], me, tag).get_future()
+    entered, released = threading.Event(), threading.Event()
+    until(lambda: threads_called("tutti-futures") == 1)
+    receive(0).then(lambda _: entered.set() or released.wait())
+    backend.send([torch.ones(1)], me, 0)
+    until(entered.is_set)
+    no_more_threads()
+    future = receive(1)
+    backend.send([torch.ones(1)], me, 1)
+    released.set()
+    assert future.wait()[0].item() == 1
+
+
+def test_a_future_while_the_only_thread_is_busy(fresh):
+    fresh(1).run(check_a_future_while_the_thread_is_busy)
+
+
 def join_without_threads(world):
     """The core's threads are there: another communicator of this process has made them."""
     import torch_tutti
