@@ -268,8 +268,8 @@ def main() -> None:
     rank, cores = dist.get_rank(), sorted(os.sched_getaffinity(0))
     forms = forms_of(rank)
     if rank == 0:
-        ladder = {name: os.environ.get(f"TUTTI_{name.upper()}", "by cost") for name in ("pauses", "yields")}
-        print(f"all_reduce through torch {torch.__version__}, 2 ranks on {len(cores)} cores; µs; ladder: {ladder}")
+        backoff = {name: os.environ.get(f"TUTTI_{name.upper()}", "by cost") for name in ("spins", "yields")}
+        print(f"all_reduce through torch {torch.__version__}, 2 ranks on {len(cores)} cores; µs; backoff: {backoff}")
         print(head())
     for bound in ("bound", "unbound"):
         if options.only in (None, bound):
