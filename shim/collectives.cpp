@@ -39,10 +39,10 @@ WorkPointer ProcessGroupTutti::allreduce_coalesced(Tensors &tensors, const c10d:
 {
     Call call{ "tutti:all_reduce", c10d::OpType::ALLREDUCE_COALESCED, options.asyncOp, options.timeout };
     CallGuard guard = enter(call.name());
-    /* All tensors are checked before the first operation starts. */
-    Footprint checked(call.name());
+    /* All tensors are checked before the first operation starts. The footprint stays empty. */
+    Footprint footprint(call.name());
     for (size_t i = 0; i < tensors.size(); i++)
-        reduction_from_torch(call.name(), options.reduceOp, checked.check_output(tensors[i], { "input", i }));
+        reduction_from_torch(call.name(), options.reduceOp, footprint.check_output(tensors[i], { "input", i }));
     return coalesce(call, tensors, [&] {
         for (const at::Tensor &tensor : tensors) {
             Tensors one{ tensor };
@@ -162,15 +162,17 @@ static void lists_check_equal_lengths(const char *call, size_t outputs, size_t i
 {
     if (outputs != inputs) call_refuse(call, outputs, " outputs for ", inputs, " inputs");
 }
-/* Calls check(output, input) for every pair of the lists, before the first operation starts. */
+/* Refuses lists of unequal lengths, and tensors that the core cannot use or whose devices have different types. Then
+ * calls check(output, input) for each pair. All this happens before the first operation starts. */
 template <typename Check>
 static void coalesced_check_pairs(const char *call, const Tensors &outputs, const Tensors &inputs, Check check)
 {
     lists_check_equal_lengths(call, outputs.size(), inputs.size());
-    Footprint checked(call);
+    /* It stays empty, and only compares the devices. */
+    Footprint footprint(call);
     for (size_t i = 0; i < inputs.size(); i++) {
-        Buffer out = checked.check_output(outputs[i], { "output", i });
-        check(out, checked.check(inputs[i], { "input", i }));
+        Buffer out = footprint.check_output(outputs[i], { "output", i });
+        check(out, footprint.check(inputs[i], { "input", i }));
     }
 }
 WorkPointer ProcessGroupTutti::allgather_into_tensor_coalesced(Tensors &outputs, Tensors &inputs,

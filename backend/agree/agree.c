@@ -341,7 +341,7 @@ bool agree_next_message(struct agree *agree, int *to, struct agree_message *out)
 
 /* ---- time ---- */
 /* Asks the peers that this rank waits for about their calls, at growing intervals. */
-static void agree_ask_awaited_peers(struct agree *agree)
+static void agree_ask_peers_for_calls(struct agree *agree)
 {
     bool any = false;
     for (int r = 0; r < agree->layout.size; r++) {
@@ -354,10 +354,10 @@ static void agree_ask_awaited_peers(struct agree *agree)
 }
 void agree_ask_now(struct agree *agree)
 {
-    if (agree->state == AGREE_RUNS) agree_ask_awaited_peers(agree);
+    if (agree->state == AGREE_RUNS) agree_ask_peers_for_calls(agree);
 }
 /* Reports the suspect's different call by its fingerprint alone, because the suspect has not answered. */
-static void agree_accuse_suspect(struct agree *agree)
+static void agree_report_suspected_mismatch(struct agree *agree)
 {
     const struct agree_call *mine = agree_recall_call(agree, agree->suspect.operation);
     int peer = (int)agree->suspect.peer;
@@ -386,12 +386,14 @@ static void agree_repeat_failure(struct agree *agree)
             }
     }
 }
+/* While RUNS: asks the awaited peers for their calls, and reports a suspect that has not answered. While KNOWS: decides
+   without the silent hosts, or repeats FAIL to them. */
 void agree_advance_time(struct agree *agree, int64_t now_ms)
 {
     agree->now_ms = now_ms;
-    if (agree->state == AGREE_RUNS && agree->ask_at_ms && now_ms >= agree->ask_at_ms) agree_ask_awaited_peers(agree);
+    if (agree->state == AGREE_RUNS && agree->ask_at_ms && now_ms >= agree->ask_at_ms) agree_ask_peers_for_calls(agree);
     if (agree->state == AGREE_RUNS && agree->suspect.operation && now_ms >= agree->suspect.until_ms)
-        agree_accuse_suspect(agree);
+        agree_report_suspected_mismatch(agree);
     if (agree->state != AGREE_KNOWS) return;
     if (now_ms >= agree->settle_at_ms) agree->state = AGREE_DECIDES;
     else if (agree->repeat_at_ms && now_ms >= agree->repeat_at_ms) agree_repeat_failure(agree);

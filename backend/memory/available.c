@@ -49,7 +49,7 @@ static uint64_t file_number_after_key(const char *folder, const char *file, cons
     return file_read_text(path, text) ? text_number_after_key(text, key) : UINT64_MAX;
 }
 /* Returns the bytes that the cgroup in this folder may still use, counting its file cache as free. UINT64_MAX means
-   that it has no limit. */
+   that it has no limit, or none that can be read. */
 static uint64_t cgroup_available_bytes(const char *folder, const struct cgroup_version *version)
 {
     uint64_t limit = file_number_after_key(folder, version->limit, ""),

@@ -37,8 +37,9 @@ static void cache_entry_destroy(struct cache_entry *entry)
     plan_finish(&entry->plan);
     free(entry);
 }
-/* Asks the owner whether the entry may be evicted. True: the owner has freed its object. */
-static bool cache_may_evict(struct plan_cache *cache, const struct cache_entry *entry)
+/* Asks the owner to free the object that it made of the entry's plan. False: the owner refuses, so the entry must
+   stay. */
+static bool cache_try_release(struct plan_cache *cache, const struct cache_entry *entry)
 {
     return !cache->release || cache->release(cache->context, &entry->plan, entry->made);
 }
@@ -55,7 +56,8 @@ void plan_cache_destroy(struct plan_cache *cache)
 {
     for (struct cache_entry *entry = cache ? cache->newest : NULL, *older; entry; entry = older) {
         older = entry->older;
-        cache_may_evict(cache, entry);
+        /* The owner frees its object, and must not refuse now. */
+        (void)cache_try_release(cache, entry);
         cache_entry_destroy(entry);
     }
     free(cache);
@@ -125,7 +127,7 @@ static void cache_evict_oldest(struct plan_cache *cache)
     for (struct cache_entry *entry = cache->oldest, *newer; cache->bytes > cache->max_bytes && entry != cache->newest;
         entry = newer) {
         newer = entry->newer;
-        if (cache_may_evict(cache, entry)) cache_evict_entry(cache, entry);
+        if (cache_try_release(cache, entry)) cache_evict_entry(cache, entry);
     }
 }
 

@@ -3,39 +3,55 @@
  * fills the table below and numbers its members as it likes (on a host, by their index there). shm and fabric are
  * transports; tests/support has a third, inproc.
  *
- * Names. A message is named by communicator (router->comm), operation and message. A transport carries the parts of the
- * name that its memory or connection does not imply: shared memory belongs to one communicator, a network's connections
- * belong to the process. A network saves a message for another communicator, or for one that does not exist yet, until
- * that communicator polls. Order. Messages of one name from one member arrive in the order of their sends. Other
- * messages may overtake them, and a message that has no receive yet delays no other. send. Never blocks. A message that
- * cannot leave at once stays in a list of this rank and leaves in a later poll. While the member has credit, a small
- * message leaves with its bytes and the send is done. Any other message is announced: its bytes stay, under an id,
- * until the receiver asks for them. Arrival. Messages arrive within poll. matching_take_receive returns the receive
- * that takes the message. Bytes that are present go into that receive at once; an announced message goes on with
- * accept. If no receive is posted, matching_keep_arrival keeps an arrival: the announcement, or a copy of the bytes.
+ * Names. A message is named by communicator (router->comm), operation and message. A transport carries the parts of
+ * the name that its memory or connection does not imply: shared memory belongs to one communicator, a network's
+ * connections belong to the process. A network saves a message for another communicator, or for one that does not
+ * exist yet, until that communicator polls.
+ *
+ * Order. Messages of one name from one member arrive in the order of their sends. Other messages may overtake them,
+ * and a message that has no receive yet delays no other.
+ *
+ * send. Never blocks. A message that cannot leave at once stays in a list of this rank and leaves in a later poll.
+ * While the member has credit, a small message leaves with its bytes and the send is done. Any other message is
+ * announced: its bytes stay, under an id, until the receiver asks for them.
+ *
+ * Arrival. Messages arrive within poll. matching_take_receive returns the receive that takes the message. Bytes that
+ * are present go into that receive at once; an announced message goes on with accept. If no receive is posted,
+ * matching_keep_arrival keeps an arrival: the announcement, or a copy of the bytes.
+ *
  * Credit. The unrequested messages of a member, under way or kept, are bounded: in bytes (shm: 64 KiB) or in number.
- * Credit returns when the bytes meet their receive: at arrival, or by release. accept. The receive has met an announced
- * message. The transport now moves its bytes, pulled from here or pushed from there, and then both ends are DONE.
- * transfer_meet_message decides whether the ends agree. If they differ, both ends fail with MISMATCH and learn the byte
- * count of the other, except a send that is already done. cancel. true: the transfer is forgotten, and its memory is no
- * longer in use. The other end is dropped, or fails with ABORTED if it still waits. false: a member may still use the
- * memory; the caller polls and cancels again. This ends at most TRANSPORT_CANCEL_MS after the first cancel: a transport
- * that cannot take the memory back by then loses the member (router_lose_peer), which closes every path to that memory.
+ * Credit returns when the bytes meet their receive: at arrival, or by release.
+ *
+ * accept. The receive has met an announced message. The transport now moves its bytes, pulled from here or pushed from
+ * there, and then both ends are DONE. transfer_meet_message decides whether the ends agree. If they differ, both ends
+ * fail with MISMATCH and learn the byte count of the other, except a send that is already done.
+ *
+ * cancel. true: the transfer is forgotten, and its memory is no longer in use, except by a peer that
+ * transfer.may_share lets read it. The other end is dropped, or fails with ABORTED if it still waits. false: a member
+ * may still use the memory; the caller polls and cancels again. This ends at most TRANSPORT_CANCEL_MS after the first
+ * cancel: a transport that cannot take the memory back by then loses the member (router_lose_peer), which closes every
+ * path to that memory.
+ *
  * lose. A member is lost; the code that noticed it called router_lose_peer. All transfers with the member fail, and
- * later messages from it are ignored. It can no longer reach memory of this rank, except shared memory (see may_share).
- * A transport that notices a loss itself (a broken connection) calls router_lose_peer as the last action of a poll or
- * cancel. The control connection detects members that are stopped or unplugged. Several networks. Networks that lead to
- * the same members (router_add_network) each report in `readiness` how they would handle a send. The router numbers
- * messages as they leave (route->sent). A network passes arrivals to the matching in that order (route->handled) and
- * saves those that are early. Each arrival names its transport. Sleeping. poll returns true while something moves, is
- * about to move or has failed. After false a rank may arm, and if arm returns true, sleep: router->bell then rings for
- * later events. So a rank sleeps only on words in shared memory, its bell among them. A network with a file descriptor
- * has a thread that waits for it and rings. arm NULL: the transport rings without being armed (shm: the sender rings
- * the bell of a peer that listens). Reasons. A transport that fails something formats the reason with status_fail. Then
- * it calls router_fail_transfer (for one transfer), router_lose_peer (for one member) or router_fail (for all: the
- * transport no longer works). Threads. One thread at a time calls the functions of one router. They never block,
- * allocate nothing for small messages that are expected, and their only callback is the bell. They read words that
- * other ranks write once and check them. */
+ * later messages from it are ignored. It can no longer reach memory of this rank, except shared memory (see
+ * may_share). A transport that notices a loss itself (a broken connection) calls router_lose_peer as the last action
+ * of a poll or cancel. The control connection detects members that are stopped or unplugged.
+ *
+ * Several networks. Networks that lead to the same members (router_add_network) each report in `readiness` how they
+ * would handle a send. The router numbers messages as they leave (route->sent). A network passes arrivals to the
+ * matching in that order (route->handled) and saves those that are early. Each arrival names its transport.
+ *
+ * Sleeping. poll returns true while something moves, is about to move or has failed. After false a rank may arm, and
+ * if arm returns true, sleep: router->bell then rings for later events. So a rank sleeps only on words in shared
+ * memory, its bell among them. A network with a file descriptor has a thread that waits for it and rings. arm NULL:
+ * the transport rings without being armed (shm: the sender rings the bell of a peer that listens).
+ *
+ * Reasons. A transport that fails something formats the reason with status_fail. Then it calls router_fail_transfer
+ * (for one transfer), router_lose_peer (for one member) or router_fail (for all: the transport no longer works).
+ *
+ * Threads. One thread at a time calls the functions of one router. They never block, allocate nothing for small
+ * messages that are expected, and their only callback is the bell. They read words that other ranks write once and
+ * check them. */
 #pragma once
 #include "backend/transports/transfer.h"
 

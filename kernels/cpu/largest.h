@@ -149,7 +149,8 @@ INLINE size_t strips_choose_largest(const struct strips *s, size_t kept, uint32_
     *out = (struct largest_choice){ least, least + (1u << shift), kept - above, largest < NOT_FINITE };
     return reach;
 }
-/* Makes the third pass: lists the places of the chosen numbers, by strip and column. */
+/* Makes the third pass: lists the places (indices in the array) of the numbers that `choice` takes. They ascend from
+   strip to strip. Within a strip they have the order of strip_find_large, column by column. */
 INLINE void strips_list_chosen(const struct strips *s, struct largest_choice choice, uint32_t *list)
 {
     uint16_t place[STRIP];

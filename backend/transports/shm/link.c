@@ -415,7 +415,7 @@ bool shm_link_poll(struct shm *shm, struct shm_link *link)
     return shm_link_check_corrupt(shm, link) || moved;
 }
 
-/* ---- cancelling: the peer uses shared memory only, so a transfer can be forgotten at any time ---- */
+/* ---- cancelling: possible at any time, see shm_cancel ---- */
 void shm_link_cancel_transfer(struct shm *shm, struct shm_link *link, struct transfer *transfer)
 {
     if (transfer_list_remove(&link->outbox, transfer)) {

@@ -45,7 +45,8 @@ static bool shm_poll(struct transport *transport)
         if (!shm_link_is_quiet(*l)) moved |= shm_link_poll(shm, *l);
     return moved;
 }
-/* Forgets a transfer. A peer uses only shared memory, or tensors that it may share, so this is possible at any time. */
+/* Forgets a transfer. This is possible at any time: a peer uses only shared memory, and the tensors of transfers with
+   may_share, whose callers reuse the memory only after the peer has reported that it no longer uses it. */
 static bool shm_cancel(struct transport *transport, int member, struct transfer *transfer)
 {
     struct shm *shm = (struct shm *)transport;
