@@ -126,7 +126,7 @@ void team_allreduce_rabenseifner(struct schedule *schedule, const struct team *t
 }
 void allreduce_rabenseifner(struct schedule *schedule)
 {
-    schedule_cut(schedule, power_of_two_below(schedule->size));
+    schedule_cut(schedule, power_of_two_at_most(schedule->size));
     struct team all = team_of_group(schedule);
     team_allreduce_rabenseifner(schedule, &all);
 }

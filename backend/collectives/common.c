@@ -4,7 +4,7 @@
 
 int int_modulo(int a, int n) { return (a % n + n) % n; }
 int int_min(int a, int b) { return a < b ? a : b; }
-int power_of_two_below(int n)
+int power_of_two_at_most(int n)
 {
     int power = 1;
     while (power <= n / 2) power *= 2;
@@ -100,7 +100,7 @@ void piece_run_accumulate(struct schedule *schedule, struct piece_run sum, struc
 /* ---- folding ---- */
 struct fold fold_for_rank(int size, int me)
 {
-    int power = power_of_two_below(size), extra = size - power;
+    int power = power_of_two_at_most(size), extra = size - power;
     bool paired = me < 2 * extra;
     return (struct fold){ power, extra, paired ? me / 2 : me - extra, paired && me % 2 == 0, paired && me % 2 == 1 };
 }

@@ -9,7 +9,7 @@
 int int_modulo(int a, int n);
 int int_min(int a, int b);
 /* Returns the largest power of two that is at most n. */
-int power_of_two_below(int n);
+int power_of_two_at_most(int n);
 /* Returns `count` chunks of a span, from its chunk `first` on (counted in the span). */
 struct span span_part(struct span span, int first, int count);
 

@@ -19,7 +19,7 @@ struct node double_tree_node(int size, int me, int root, int tree)
 {
     int others = size - 1, relative = int_modulo(me - root, size),
         position = relative && tree ? relative % others + 1 : relative;
-    int height = position ? position & -position : 2 * power_of_two_below(others),
+    int height = position ? position & -position : 2 * power_of_two_at_most(others),
         up = (position - height) | 2 * height, right = height / 2;
     struct node node = { -1, { -1, -1 } };
     while (right && position + right > others) right /= 2;

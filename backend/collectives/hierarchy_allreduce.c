@@ -35,7 +35,7 @@ void allreduce_hierarchy_circulant(struct schedule *schedule)
    two; else up to n more, in 2 rounds more, to fold. */
 void allreduce_hierarchy_rabenseifner(struct schedule *schedule)
 {
-    allreduce_by_slices(schedule, team_allreduce_rabenseifner, power_of_two_below(schedule->layout->hosts));
+    allreduce_by_slices(schedule, team_allreduce_rabenseifner, power_of_two_at_most(schedule->layout->hosts));
 }
 
 /* Uses slices, and recursive doubling between hosts. A host sends n log2 H in log2 H rounds for powers of two; else in

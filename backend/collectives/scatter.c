@@ -24,7 +24,7 @@ void scatter_binomial(struct schedule *schedule)
     struct span out = span_of_buffer(schedule, schedule->rank, OUTPUT);
     if (branch.parent >= 0) step_recv(schedule, out, branch.parent);
     if (branch.parent >= 0 && branch.count > 1) step_add_span(schedule, span_part(branch.blocks, 1, branch.count - 1));
-    for (int bit = power_of_two_below(branch.count); bit; bit /= 2)
+    for (int bit = power_of_two_at_most(branch.count); bit; bit /= 2)
         if (bit < branch.count)
             piece_run_send(schedule, branch_block_run(schedule, &branch, INPUT, bit, int_min(bit, branch.count - bit)),
                 int_modulo(schedule->rank + bit, schedule->size));

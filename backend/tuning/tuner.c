@@ -64,8 +64,8 @@ static bool tuner_may_write_word(const struct tuner *tuner, const struct moment 
 {
     return tuner_read_code(tuner, now->operation - now->behind) == tuner_read_code(tuner, now->operation + now->ahead);
 }
-/* Writes the shared word: all ranks run the code from the operation on whose number is returned, the first that no rank
-   has begun. */
+/* Writes the shared word, so that all ranks run the code from the first operation that no rank can have begun. Returns
+   the number of that operation. */
 static uint64_t tuner_schedule_code(struct tuner *tuner, const struct moment *now, uint32_t code)
 {
     uint64_t from = now->operation + now->ahead + 1,

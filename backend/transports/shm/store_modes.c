@@ -50,8 +50,9 @@ uint64_t store_mode_timing_word(unsigned number, int64_t ns)
 }
 
 /* ---- the reader's end ---- */
-/* Ends an A/B test of a size class: counts it as decided, and switches to the other mode if `switches` is set. */
-static void store_judge_publish(struct store_judge *judge, enum filling filling, bool switches)
+/* Ends the A/B test of a size class: counts it as decided in judge->chosen, and switches to the other mode if `switches`
+   is set. The caller publishes the word. */
+static void store_judge_end_test(struct store_judge *judge, enum filling filling, bool switches)
 {
     uint8_t byte = filling_choice_byte(filling, judge->chosen), next_byte = (uint8_t)((byte ^ switches) + 2);
     judge->chosen ^= (uint64_t)(byte ^ next_byte) << filling * FILLING_BITS;
@@ -71,7 +72,7 @@ static bool store_judge_decide_block(struct store_judge *judge, enum filling fil
     const double *median = judge->tallies[filling].median;
     bool is_last = block == TEST_BLOCKS - 1;
     bool is_hopeless = block == 1 && median[0] > 0 && ab_test_is_hopeless(median[0], median[1], is_early);
-    if (is_last || is_hopeless) store_judge_publish(judge, filling, is_last && other_mode_is_better(median));
+    if (is_last || is_hopeless) store_judge_end_test(judge, filling, is_last && other_mode_is_better(median));
     return is_last || is_hopeless;
 }
 bool store_judge_add_sample(struct store_judge *judge, enum filling filling, uint64_t word, int64_t reading_ns,

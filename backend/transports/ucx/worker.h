@@ -27,8 +27,8 @@ struct notice {
         unsigned char data[sizeof(struct fabric_handshake) + FABRIC_ADDRESS_BYTES + PROOF_BYTES];
     };
 };
-/* UCX does not report the connection by which a message came. So each end has a random number that only the process at
-   the other end learns, and each message carries that number behind its header (op->connection_number). */
+/* UCX does not report the connection by which a message came. So each end chooses a random number and tells
+   it only to the process at the other end, which sends it behind the header of each message (op->connection_number). */
 struct ucx_endpoint {
     struct endpoint base;
     struct ucx_endpoint *next_of_bucket;

@@ -142,8 +142,8 @@ class Core:
         return found, self._adds.value
 
     def ready(self, number: int) -> None:
-        """Reports that a parameter's gradient is in its buffer. With the last one of a unit, the core starts to sum the
-        unit's."""
+        """Reports that a parameter's gradient is in its buffer. With the last one of a unit, the unit's
+        gradients can be summed. The core starts the units in an order that all ranks agree on."""
         _check(self._calls.tutti_zero_ready(self._zero, number))
 
     def hold(self, held: bool) -> None:

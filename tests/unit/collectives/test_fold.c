@@ -7,10 +7,10 @@ static void the_power_is_the_largest_that_fits(void **state)
 {
     (void)state;
     for (int n = 1; n < 1000; n++) {
-        int power = power_of_two_below(n);
+        int power = power_of_two_at_most(n);
         assert_true(power <= n && 2 * power > n && (power & (power - 1)) == 0);
     }
-    assert_int_equal(power_of_two_below(INT32_MAX), 1 << 30);
+    assert_int_equal(power_of_two_at_most(INT32_MAX), 1 << 30);
 }
 static void who_takes_part_plays_its_id(void **state)
 {

@@ -50,7 +50,7 @@ static int least_between_hosts(const struct plan *p)
 }
 static int by_doubling(int hosts)
 {
-    int rounds = 0, power = power_of_two_below(hosts);
+    int rounds = 0, power = power_of_two_at_most(hosts);
     for (int bit = 1; bit < power; bit *= 2) rounds++;
     return power * rounds + 2 * (hosts - power);
 }

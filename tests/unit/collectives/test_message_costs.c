@@ -31,7 +31,7 @@ static int folded_log_sent(int p) { return log_below(p) + (is_power(p) ? 0 : 1);
 static int folded_twice_log(int p) { return 2 * log_below(p) + (is_power(p) ? 0 : 2); }
 static int rabenseifner_sent(int p)
 {
-    return 2 * (power_of_two_below(p) - 1) + (is_power(p) ? 0 : power_of_two_below(p));
+    return 2 * (power_of_two_at_most(p) - 1) + (is_power(p) ? 0 : power_of_two_at_most(p));
 }
 static int halving_sent(int p) { return is_power(p) ? p - 1 : p; }
 static int all_bits(int p)                                             /* of the numbers below p */
@@ -62,7 +62,7 @@ static const struct cost {
     { ALLREDUCE, "double_tree", four_log_and_one, up_to_four, halves, true },
     { ALLREDUCE, "ring", twice_others, twice_others, all, false },
     { ALLREDUCE, "doubling", folded_log, folded_log_sent, uncut, false },
-    { ALLREDUCE, "rabenseifner", folded_twice_log, rabenseifner_sent, power_of_two_below, false },
+    { ALLREDUCE, "rabenseifner", folded_twice_log, rabenseifner_sent, power_of_two_at_most, false },
     { ALLREDUCE, "circulant", twice_log, twice_others, all, false },
     { REDUCE, "naive", others, one, uncut, false },
     { REDUCE, "binomial", log_above, one, uncut, false },
