@@ -61,8 +61,8 @@ static void run_queue_end_head(tutti_comm *comm, tutti_status status)
     comm->run_queue.head_has_begun = false;
     operation_complete(op, status);
 }
-/* Ends all operations of a failed communicator, each once no peer touches its tensors. The driver calls it again until
-   all have ended. */
+/* Ends all operations of a failed communicator, each as soon as no peer touches its tensors. The driver calls it again
+   until all have ended. */
 static void driver_fail_operations(tutti_comm *comm)
 {
     driver_take_submitted(comm);

@@ -333,7 +333,7 @@ static void shm_link_handle_withdraw(struct shm *shm, struct shm_link *link, con
 __attribute__((noinline)) static void shm_link_handle_envelope(struct shm *shm, struct shm_link *link,
     const struct envelope *envelope)
 {
-    /* The flag is provisional, and shm_link_settle updates it. */
+    /* So shm_link_poll goes on after the ring and sends what is queued here. shm_link_settle then updates the flag. */
     link->is_busy = true;
     switch (envelope->kind) {
     case ENVELOPE_EAGER: return;

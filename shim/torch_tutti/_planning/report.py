@@ -138,11 +138,12 @@ def report(job: Job, ranking: Ranking) -> list[str]:
 
 # ---- as JSON ----
 def document(name: str | None, job: Job, ranking: Ranking) -> dict[str, Any]:
-    """Returns the content of report() for JSON, in seconds and bytes."""
+    """Returns the content of report() for JSON: times in seconds, sizes in bytes, shares from 0 to 1."""
     best, device = ranking.best[0], job.cluster.device
 
     def fields_of(estimate: Estimate) -> dict[str, Any]:
-        """Returns a strategy and its estimate by name."""
+        """Returns the fields of a strategy and of its estimate: the bytes of the fullest rank (memory, of which `kept`
+        is permanent), the seconds of a step and of its parts, and mfu and hidden as shares."""
         return {**estimate.strategy._asdict(), "memory": estimate.memory, "kept": estimate.kept,
                 "activations": estimate.passing, "seconds": estimate.time,
                 **{part: getattr(estimate, part) for part in PARTS}, "mfu": estimate.mfu(job),

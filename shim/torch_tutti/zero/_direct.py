@@ -22,12 +22,13 @@ _owners: Any = WeakTensorKeyDictionary()
 
 class _Product(torch.autograd.Function):
     """A linear layer. backward() writes the weight's gradient into the buffer that the core has for parameter
-    `number`."""
+    `parameter_number`."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, manager: Manager, number: int) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, manager: Manager,
+                parameter_number: int) -> Tensor:
         ctx.save_for_backward(x, weight)
-        ctx.owner = manager, number
+        ctx.owner = manager, parameter_number
         return F.linear(x, weight, bias)
 
     @staticmethod
@@ -35,12 +36,12 @@ class _Product(torch.autograd.Function):
         """Returns the gradients of x, weight and bias. The gradient of the weight is None if it is in the core's
         buffer. The gradient of an argument that needs none is None."""
         x, weight = ctx.saved_tensors
-        manager, number = ctx.owner
+        manager, parameter_number = ctx.owner
         gradient_rows, x_rows = gradient.reshape(-1, gradient.shape[-1]), x.reshape(-1, x.shape[-1])
         needs_x, needs_weight, needs_bias = ctx.needs_input_grad[:3]
         weight_gradient = None
         if needs_weight and _only_accumulates(weight):
-            weight_gradient = manager.write_product(number, gradient_rows.t(), x_rows)
+            weight_gradient = manager.write_product(parameter_number, gradient_rows.t(), x_rows)
         elif needs_weight:
             weight_gradient = gradient_rows.t().mm(x_rows)
         return (gradient_rows.mm(weight).view(x.shape) if needs_x else None, weight_gradient,
@@ -49,24 +50,25 @@ class _Product(torch.autograd.Function):
 
 class _Lookup(torch.autograd.Function):
     """An embedding. backward() writes the weight's gradient into the buffer that the core has for parameter
-    `number`."""
+    `parameter_number`."""
 
     @staticmethod
-    def forward(ctx: Any, ids: Tensor, weight: Tensor, padding: int, manager: Manager, number: int) -> Tensor:
+    def forward(ctx: Any, ids: Tensor, weight: Tensor, padding: int, manager: Manager, parameter_number: int) -> Tensor:
         ctx.save_for_backward(ids, weight)
-        ctx.owner = padding, manager, number
+        ctx.owner = manager, parameter_number
+        ctx.padding = padding
         return torch.embedding(weight, ids, padding)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         """Returns the gradient of the weight, or None if it is in the core's buffer or not needed."""
         ids, weight = ctx.saved_tensors
-        padding, manager, number = ctx.owner
+        manager, parameter_number = ctx.owner
         weight_gradient = None
         if ctx.needs_input_grad[1] and _only_accumulates(weight):
-            weight_gradient = manager.write_rows(number, ids, gradient, padding)
+            weight_gradient = manager.write_rows(parameter_number, ids, gradient, ctx.padding)
         elif ctx.needs_input_grad[1]:
-            weight_gradient = sum_rows(gradient, ids, len(weight), padding)
+            weight_gradient = sum_rows(gradient, ids, len(weight), ctx.padding)
         return None, weight_gradient, None, None, None
 
 
