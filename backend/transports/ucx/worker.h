@@ -27,7 +27,7 @@ struct notice {
         unsigned char data[sizeof(struct fabric_handshake) + FABRIC_ADDRESS_BYTES + PROOF_BYTES];
     };
 };
-/* UCX does not report the connection by which a message came. So each end chooses a random number and tells
+/* UCX does not report the connection by which a message came. So each end chooses a random number and sends
    it only to the process at the other end, which sends it behind the header of each message (op->connection_number). */
 struct ucx_endpoint {
     struct endpoint base;
