@@ -278,7 +278,7 @@ void agree_set_waiting(struct agree *agree, int peer, bool waits)
     }
     agree_check_left_peer(agree, peer);
 }
-bool agree_may_end_operation(struct agree *agree, uint64_t number)
+bool agree_try_end_operation(struct agree *agree, uint64_t number)
 {
     if (agree->state == AGREE_LEFT || number >= agree->barred) return false;
     agree->ended = number;

@@ -159,9 +159,10 @@ void agree_begin(struct agree *agree, const struct agree_call *call);
 bool agree_on_first_message(struct agree *agree, int peer, uint64_t number, uint64_t fingerprint);
 /* Reports whether this rank waits for `peer`, a rank of another host. */
 void agree_set_waiting(struct agree *agree, int peer, bool waits);
-/* Returns true if the operation may succeed; the caller must then report success. Returns false if it fails with the
-   decision. Operations before the failed one may still end after the decision. */
-bool agree_may_end_operation(struct agree *agree, uint64_t number);
+/* Ends the operation on this rank if it may still succeed: records it as ended and returns true, and the caller must
+   then report success. Returns false and records nothing if it fails with the decision. Operations before the failed
+   one may still end after the decision. */
+bool agree_try_end_operation(struct agree *agree, uint64_t number);
 /* Reports a cause that this rank has found. It counts only in state RUNS. */
 void agree_report_cause(struct agree *agree, const struct agree_cause *cause);
 /* Leaves the group; no operation may be open. */

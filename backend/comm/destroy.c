@@ -38,7 +38,7 @@ tutti_status comm_poll_failure(tutti_comm *comm)
 {
     /* If another thread drives, it checks for failures itself. */
     if (!driver_try_acquire(comm)) return comm_get_failure(comm);
-    driver_check_for_failure(comm);
+    driver_fail_if_due(comm);
     driver_hand_over_role(comm);
     return comm_get_failure(comm);
 }

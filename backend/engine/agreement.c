@@ -305,13 +305,13 @@ static void agreement_clear_waiting(struct agreement *agreement)
         agreement_set_waiting(agreement, r, false);
     agreement->awaits_any = false;
 }
-bool agreement_may_end(struct agreement *agreement, uint64_t number)
+bool agreement_try_end_operation(struct agreement *agreement, uint64_t number)
 {
     agreement_lock_and_tick(agreement);
     agreement_clear_waiting(agreement);
-    bool may = agree_may_end_operation(&agreement->agree, number);
+    bool ends = agree_try_end_operation(&agreement->agree, number);
     agreement_apply_and_unlock(agreement);
-    return may;
+    return ends;
 }
 /* Reports to the agree object for which ranks of other hosts this rank waits now. */
 static void agreement_update_waiting(struct agreement *agreement)
@@ -369,7 +369,7 @@ static bool agreement_knows_absent(const struct agreement *agreement, uint64_t n
     bool misses_another = report->begun == number && report->missed_rank >= 0;
     return report->number == number && (report->begun < number || misses_another);
 }
-bool agreement_delays_timeout(struct agreement *agreement, uint64_t number, int64_t timeout_ms)
+bool agreement_ask_before_timeout(struct agreement *agreement, uint64_t number, int64_t timeout_ms)
 {
     int64_t answer_ms = timeout_ms / 4;
     bool lacks_answer = false, known = false;

@@ -21,9 +21,9 @@ size_t agreement_account_bytes(void);
 void agreement_hold_deaths(struct agreement *agreement);
 /* Reports to the agreement that this rank has begun the operation at the head of the run queue. */
 void agreement_begin_operation(tutti_comm *comm);
-/* Makes the last check before operation `number` succeeds. Returns false if it fails instead, with the coming decision;
-   see agree_may_end_operation in agree/agree.h. */
-bool agreement_may_end(struct agreement *agreement, uint64_t number);
+/* Ends operation `number` in the agreement before it succeeds here, and sends the messages that are due. Returns false
+   if it fails instead, with the coming decision; see agree_try_end_operation in agree/agree.h. */
+bool agreement_try_end_operation(struct agreement *agreement, uint64_t number);
 /* Reports to the agreement which ranks this rank waits for, which early messages have come, the records of this host,
    and the time. It does nothing if the last update is recent. */
 void agreement_poll(tutti_comm *comm);
@@ -32,11 +32,11 @@ void agreement_poll(tutti_comm *comm);
 void agreement_propose_cause(struct agreement *agreement, const struct agree_cause *cause);
 /* Turns the recorded deaths into reasons to fail. The driver first ends all operations that can still end. */
 void agreement_accept_deaths(struct agreement *agreement);
-/* Asks the awaited ranks about a late operation in which all ranks of this host have arrived. Returns true if its
-   failure must wait, and the driver checks again later. Until then the awaited ranks can answer whether they have begun
-   it, or a rank that knows more can fail first. They have a quarter of the operation's timeout for that, from 200 ms to
-   2 s, and twice as long while no rank is known to be missing. */
-bool agreement_delays_timeout(struct agreement *agreement, uint64_t number, int64_t timeout_ms);
+/* Asks the awaited ranks, in its first call for this operation, about a late operation in which all ranks of this host
+   have arrived. Returns true if its failure must wait, and the driver calls again later. Until then the awaited ranks
+   can answer whether they have begun it, or a rank that knows more can fail first. They have a quarter of the
+   operation's timeout for that, from 200 ms to 2 s, and twice as long while no rank is known to be missing. */
+bool agreement_ask_before_timeout(struct agreement *agreement, uint64_t number, int64_t timeout_ms);
 /* Sets absent[r] for each rank r that is known not to have begun operation `number`: ranks of other hosts, by their
    reports about themselves and about the ranks of their hosts. absent: [size of the group], false before. */
 void agreement_list_absent(struct agreement *agreement, uint64_t number, bool *absent);

@@ -71,7 +71,7 @@ static void driver_fail_operations(tutti_comm *comm)
     if (!are_released) { router_poll(comm->router); return; }
     messages_fail(comm, comm->outcome.status);
     windows_fail(comm, comm->outcome.status);
-    if (running && comm->executor.run.tensors_declared && !tensors_are_released(comm)) return;
+    if (running && comm->executor.run.tensors_declared && !tensors_poll_release(comm)) return;
     while (comm->run_queue.head) run_queue_end_head(comm, comm->outcome.status);
 }
 /* Begins the head of the queue if needed, and continues it as far as it gets. Returns IN_PROGRESS, OK when it is
@@ -93,15 +93,15 @@ static tutti_status driver_advance_head(tutti_comm *comm)
 static void driver_fail_head(tutti_comm *comm, tutti_status status)
 {
     if (status == TUTTI_MISMATCH) comm_fail_mismatch(comm);
-    else if (!failure_came_from_peer(comm, status)) comm_fail(comm, status, "%s", status_detail());
+    else if (!failure_adopt_from_peer(comm, status)) comm_fail(comm, status, "%s", status_detail());
     if (comm_has_failed(comm)) driver_fail_operations(comm);
     else comm->run_queue.head_is_stuck = true;
 }
-/* Makes the last check before the head succeeds. Returns false, and the head is stuck, if it or an operation before it
-   is known to fail on another rank. */
-static bool driver_may_end_head(tutti_comm *comm)
+/* Ends the head in the agreement, after which it must succeed here, and returns true. Returns false, and the head is
+   stuck, if it or an operation before it is known to fail on another rank. */
+static bool driver_claim_end_of_head(tutti_comm *comm)
 {
-    if (!comm->agreement || agreement_may_end(comm->agreement, comm->run_queue.head->sequence)) return true;
+    if (!comm->agreement || agreement_try_end_operation(comm->agreement, comm->run_queue.head->sequence)) return true;
     comm->run_queue.head_is_stuck = true;
     return false;
 }
@@ -110,7 +110,7 @@ static void driver_handle_head_status(tutti_comm *comm, tutti_status status)
 {
     if (status == TUTTI_IN_PROGRESS) return;
     if (status != TUTTI_OK) driver_fail_head(comm, status);
-    else if (driver_may_end_head(comm)) run_queue_end_head(comm, TUTTI_OK);
+    else if (driver_claim_end_of_head(comm)) run_queue_end_head(comm, TUTTI_OK);
 }
 void driver_begin(tutti_comm *comm, struct operation *op)
 {
@@ -131,7 +131,7 @@ bool driver_make_progress(tutti_comm *comm, struct wait_set *blocked)
     bool has_messages = comm->messages.open || windows_are_active(&comm->windows);
     bool progressed = has_messages && messages_make_progress(comm, blocked);
     if (windows_exist(&comm->windows)) progressed |= windows_make_progress(comm);
-    if (has_messages && !progressed) blocked->core_is_wanted |= executor_core_is_wanted(&comm->executor);
+    if (has_messages && !progressed) blocked->core_is_wanted |= executor_publish_core(&comm->executor);
     if (comm_has_failed(comm)) { driver_fail_operations(comm); return progressed; }
     while (comm->run_queue.head && !comm->run_queue.head_is_stuck) {
         uint64_t moves = comm->executor.steps_done;
@@ -147,21 +147,21 @@ bool driver_make_progress(tutti_comm *comm, struct wait_set *blocked)
         }
         progressed = true;
         if (status != TUTTI_OK) { driver_fail_head(comm, status); break; }
-        if (driver_may_end_head(comm)) run_queue_end_head(comm, TUTTI_OK);
+        if (driver_claim_end_of_head(comm)) run_queue_end_head(comm, TUTTI_OK);
     }
     return progressed;
 }
 /* A rank may have lost its core for a long time. An operation that its peers completed before the reason to fail came
    must not fail because of that reason. So the driver first continues as far as it gets. */
-bool driver_check_for_failure(tutti_comm *comm)
+bool driver_fail_if_due(tutti_comm *comm)
 {
     struct wait_set unused = { .count = 0 };
     if (comm->agreement) agreement_poll(comm);
-    if (!comm_has_reason_to_fail(comm)) return false;
+    if (!comm_poll_reason_to_fail(comm)) return false;
     bool progressed = driver_make_progress(comm, &unused);
     /* No open operation is left to fail. */
     if (progressed && !driver_has_open_operations(comm)) return true;
-    if (comm_check_failure(comm) == TUTTI_OK) return progressed;
+    if (comm_fail_if_due(comm) == TUTTI_OK) return progressed;
     driver_fail_operations(comm);
     return true;
 }
@@ -179,12 +179,12 @@ bool driver_check_periodically(tutti_comm *comm, int64_t n)
     bool is_due = n % CHECK_EVERY == CHECK_EVERY - 1, is_called = bell != comm->run_queue.bell_seen;
     comm->run_queue.bell_seen = bell;
     if (is_due) peers_ring_deferred(comm);
-    return (is_due || is_called || ++comm->run_queue.visits % 1024 == 0) && driver_check_for_failure(comm);
+    return (is_due || is_called || ++comm->run_queue.visits % 1024 == 0) && driver_fail_if_due(comm);
 }
 int64_t driver_turn_before_check(int64_t n) { return (n | (CHECK_EVERY - 1)) + CHECK_EVERY - 1; }
 bool driver_abandon_operations(tutti_comm *comm)
 {
-    comm_check_stop(comm);
+    comm_fail_if_stopped(comm);
     if (!comm_has_failed(comm)) return false;
     driver_fail_operations(comm);
     return !driver_has_open_operations(comm);

@@ -84,9 +84,9 @@ void driver_drive(tutti_comm *comm, struct operation *op);
 /* Drives for at most `turns` turns. It stops earlier when a peer needs this core, or no operation is open. Returns true
    if an operation made progress. */
 bool driver_drive_briefly(tutti_comm *comm, int turns);
-/* Looks for a reason to fail, and first continues the operations as far as they get. Returns true if the operations
-   have failed or made progress. */
-bool driver_check_for_failure(tutti_comm *comm);
+/* If there is a reason to fail: continues the operations as far as they get, and fails those that are left if the
+   reason still holds. Returns true if operations have failed or made progress. */
+bool driver_fail_if_due(tutti_comm *comm);
 /* Continues the operations as long as they make progress, for at most a second. */
 void driver_continue_all(tutti_comm *comm);
 /* Fails the communicator if it must stop (failure_request_stop), and ends its operations. Returns false if it has not

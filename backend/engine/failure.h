@@ -31,7 +31,7 @@ bool comm_rank_has_left(const tutti_comm *comm, int rank);
 /* ---- driver only ---- */
 /* Fails the communicator here and on the other ranks. The first rank to fail decides the error. Returns the status it
    failed with. In a group of several hosts it only proposes the cause: the communicator fails when the hosts have
-   agreed on one and comm_check_failure has adopted it. */
+   agreed on one and comm_fail_if_due has adopted it. */
 tutti_status comm_fail(tutti_comm *comm, tutti_status status, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
 /* The kind of a reason, and the rank that it concerns, or -1. */

@@ -116,5 +116,5 @@ void launch_declare(tutti_comm *comm, uint64_t sequence);
    that it waits for. */
 tutti_status launch_step(tutti_comm *comm, struct operation *op);
 /* Cancels the running operation. Afterwards this process no longer touches its buffers; peers may do so until
-   tensors_are_released returns true. Returns false if it is not cancelled yet, see executor_cancel. */
+   tensors_poll_release returns true. Returns false if it is not cancelled yet, see executor_cancel. */
 bool launch_cancel(tutti_comm *comm);

@@ -200,7 +200,7 @@ static void message_fail_comm(tutti_comm *comm, const struct operation *op)
     const struct group *g = &comm->group;
     const struct transfer *t = &op->message.transfer;
     int other = t->is_send || t->peer >= 0 ? t->peer : t->source;
-    if (failure_came_from_peer(comm, t->status)) return;
+    if (failure_adopt_from_peer(comm, t->status)) return;
     if (t->status == TUTTI_MISMATCH) {
         comm_fail(comm, TUTTI_MISMATCH, "rank %d of %s %s %zu bytes %s rank %d with tag %u, but rank %d %s %llu bytes",
             g->rank, g->name, t->is_send ? "sends" : "receives", op->part_bytes, t->is_send ? "to" : "from", other,
@@ -315,7 +315,7 @@ bool messages_cancel(tutti_comm *comm)
 void messages_fail(tutti_comm *comm, tutti_status status)
 {
     for (struct operation **at = &comm->messages.open, *op; (op = *at) != NULL;) {
-        if (message_is_exposed(comm, op) && !tensors_are_released(comm)) { at = &op->next; continue; }
+        if (message_is_exposed(comm, op) && !tensors_poll_release(comm)) { at = &op->next; continue; }
         *at = op->next;
         operation_complete(op, status);
     }

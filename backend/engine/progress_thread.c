@@ -27,8 +27,9 @@ void progress_thread_reset_after_fork(void)
    caller that leaves deferred operations need not wake the thread. GONE: the communicator has left the list and may be
    freed. */
 enum visit { OPEN, IDLE, GONE };
-/* Returns true if a communicator without open operations stays in the list: for IDLE_MS after it was last active. */
-static bool comm_stays_listed(tutti_comm *comm, bool is_active)
+/* Renews the time for which a communicator without open operations stays in the list, IDLE_MS, if it is active. Returns
+   true if it stays: that time has not passed, and it need not stop. */
+static bool comm_renew_listing(tutti_comm *comm, bool is_active)
 {
     if (atomic_load_explicit(&comm->outcome.stop, memory_order_relaxed)) return false;
     int64_t now = clock_ms();
@@ -66,7 +67,7 @@ static enum visit progress_thread_visit(tutti_comm *comm, int64_t n, bool may_st
     *progressed |= progressed_here;
     driver_release_role(comm);
     if (open) return OPEN;
-    if (may_stay && comm_stays_listed(comm, is_active)) return IDLE;
+    if (may_stay && comm_renew_listing(comm, is_active)) return IDLE;
     /* A request that came meanwhile keeps the communicator in the list. */
     return atomic_compare_exchange_strong(&comm->progress_entry.requests, &requests, 0) ? GONE : OPEN;
 }

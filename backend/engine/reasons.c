@@ -35,9 +35,9 @@ static void failure_list_absent_ranks(const tutti_comm *comm, char *out, size_t 
 
 /* ---- reasons ---- */
 /* Claims to fail the group, so that ranks which arrive later in the running operation stop. If all ranks have arrived
-   already, all can continue, so this rank withdraws its claim and returns true. It returns false if a rank is missing,
-   or another rank claims, too, because that rank may not have seen all arrive. */
-static bool failure_all_arrived_after_claim(const tutti_comm *comm)
+   already, all can continue, so this rank withdraws its claim and returns true. Otherwise the claim stays and it
+   returns false: a rank is missing, or another rank claims, too, because that rank may not have seen all arrive. */
+static bool failure_claim_unless_arrived(const tutti_comm *comm)
 {
     _Atomic uint32_t *state = &comm->group.segment->failure->state;
     if (!comm->run_queue.head_has_begun || comm->executor.run.arrived) return false;
@@ -105,8 +105,9 @@ static tutti_status comm_fail_late_operation(tutti_comm *comm, const struct oper
         absent[0] ? "this call has not been made by rank " : none_absent, absent);
 }
 /* Returns true if the message waits for a peer that has left. A message from a rank of another host may still be on its
-   way when this rank learns that the sender has left. So that peer counts only after UNDER_WAY_MS. */
-static bool message_is_abandoned(const tutti_comm *comm, struct operation *op)
+   way when this rank learns that the sender has left. So that peer counts only after UNDER_WAY_MS, which begin with the
+   first call that finds the peer gone. */
+static bool message_poll_abandoned(const tutti_comm *comm, struct operation *op)
 {
     const struct transfer *t = &op->message.transfer;
     if (t->state != TRANSFER_POSTED || t->peer < 0 || !comm_rank_has_left(comm, t->peer)) return false;
@@ -115,8 +116,9 @@ static bool message_is_abandoned(const tutti_comm *comm, struct operation *op)
     return clock_ms() - op->limit.alone_ms >= UNDER_WAY_MS;
 }
 /* Returns true if the operation of a window waits for a peer that has left. A signal that came before the peer left
-   still counts, and so does one that is under way from another host. */
-static bool window_operation_is_abandoned(const tutti_comm *comm, struct operation *op)
+   still counts, and so does one that is under way from another host: the first call that finds the peer gone starts the
+   UNDER_WAY_MS that it has. */
+static bool window_operation_poll_abandoned(const tutti_comm *comm, struct operation *op)
 {
     int peer = op->message.window.peer;
     if (op->message.window.kind > WINDOW_AWAIT || peer == comm->group.rank || !comm_rank_has_left(comm, peer))
@@ -129,18 +131,19 @@ static bool window_operation_is_abandoned(const tutti_comm *comm, struct operati
 static struct operation *windows_find_abandoned(const tutti_comm *comm)
 {
     struct operation *op = comm->windows.open;
-    while (op && !window_operation_is_abandoned(comm, op)) op = op->next;
+    while (op && !window_operation_poll_abandoned(comm, op)) op = op->next;
     return op;
 }
 /* Returns an open message or operation of a window that waits for a peer that has left, or NULL. */
 static struct operation *messages_find_abandoned(const tutti_comm *comm)
 {
     struct operation *op = comm->messages.open;
-    while (op && !message_is_abandoned(comm, op)) op = op->next;
+    while (op && !message_poll_abandoned(comm, op)) op = op->next;
     return op ? op : windows_find_abandoned(comm);
 }
-/* Receives what has arrived, and returns true if an operation still waits for a peer that has left. */
-static bool messages_recheck_abandoned(const tutti_comm *comm)
+/* Polls the router and receives what has arrived for windows. Returns true if an operation then still waits for a peer
+   that has left. */
+static bool messages_poll_abandoned(const tutti_comm *comm)
 {
     /* Messages that the peer sent before it left still count. */
     router_poll(comm->router);
@@ -179,9 +182,9 @@ static void limit_add_stopped_time(struct limit *l, int64_t now_ms)
     l->was_stopped = stopped;
     if (stopped && atomic_load(&l->deadline_ms) < INT64_MAX - gap_ms) atomic_fetch_add(&l->deadline_ms, gap_ms);
 }
-/* Returns true if the deadline has passed. The first check sets it, and it moves by the time that this process was
-   stopped. */
-static bool limit_is_reached(struct limit *l)
+/* Starts the deadline in the first call, and moves it by the time that this process was stopped since the last one.
+   Returns true if it has passed. */
+static bool limit_poll_deadline(struct limit *l)
 {
     int64_t now_ms = clock_ms();
     limit_add_stopped_time(l, now_ms);
@@ -197,11 +200,11 @@ static bool limit_is_reached(struct limit *l)
 static struct operation *comm_find_late_operation(const tutti_comm *comm)
 {
     for (struct operation *op = comm->run_queue.head; op; op = op->next)
-        if (limit_is_reached(&op->limit)) return op;
+        if (limit_poll_deadline(&op->limit)) return op;
     for (struct operation *op = comm->messages.open; op; op = op->next)
-        if (limit_is_reached(&op->limit)) return op;
+        if (limit_poll_deadline(&op->limit)) return op;
     for (struct operation *op = comm->windows.open; op; op = op->next)
-        if (limit_is_reached(&op->limit)) return op;
+        if (limit_poll_deadline(&op->limit)) return op;
     return NULL;
 }
 /* Returns a rank of this host that has left in good order while the running operation waits for its part; or -1. */
@@ -213,7 +216,7 @@ static int comm_find_departed_peer(const tutti_comm *comm)
 /* The reasons to fail. The find functions below check them in order of precedence. STOPPED: failure_request_stop was
    called. FAILED: the communicator has failed. FAILED_BY_ANOTHER: a rank of this host has. DECIDED: the hosts have
    agreed. LEFT_ALONE: a rank has left that this rank waits for. LATE: a timeout. The reasons from PEER_DIED on lapse on
-   one host if all ranks turn out to have arrived; see comm_check_failure. */
+   one host if all ranks turn out to have arrived; see comm_fail_if_due. */
 enum cause { NONE, STOPPED, FAILED, FAILED_BY_ANOTHER, DECIDED, PEER_DIED, LEFT_ALONE, LATE, MESSAGE_LEFT_ALONE };
 /* `late` is the operation of LATE, and `departed` the rank of LEFT_ALONE. */
 struct reason { enum cause cause; struct operation *late; int departed; };
@@ -260,13 +263,14 @@ static struct reason reason_find_first(const tutti_comm *comm)
 {
     return comm->agreement ? reason_find_between_hosts(comm) : reason_find_on_host(comm);
 }
-bool comm_has_reason_to_fail(const tutti_comm *comm) { return reason_find_first(comm).cause != NONE; }
-/* Returns true if the timeout of a late operation waits for answers of other hosts (agreement_delays_timeout). */
-static bool comm_delays_timeout(const tutti_comm *comm, const struct operation *late)
+bool comm_poll_reason_to_fail(const tutti_comm *comm) { return reason_find_first(comm).cause != NONE; }
+/* Asks the other hosts about the late operation, once. Returns true if its timeout waits for their answers
+   (agreement_ask_before_timeout). */
+static bool comm_ask_before_timeout(const tutti_comm *comm, const struct operation *late)
 {
     bool running = late == comm->run_queue.head && comm->run_queue.head_has_begun;
     return comm->agreement && running && executor_roll_call_is_complete(&comm->executor)
-        && agreement_delays_timeout(comm->agreement, late->sequence, atomic_load(&late->limit.timeout_ms));
+        && agreement_ask_before_timeout(comm->agreement, late->sequence, atomic_load(&late->limit.timeout_ms));
 }
 /* Fails the communicator for a reason. Returns OK if it may go on. */
 static tutti_status reason_handle(tutti_comm *comm, const struct reason *reason)
@@ -284,31 +288,32 @@ static tutti_status reason_handle(tutti_comm *comm, const struct reason *reason)
         agreement_accept_deaths(comm->agreement);
         break;
     case LEFT_ALONE: return comm_fail_peer_left(comm, reason->departed);
-    case LATE: return comm_delays_timeout(comm, reason->late) ? TUTTI_OK : comm_fail_late_operation(comm, reason->late);
+    case LATE:
+        return comm_ask_before_timeout(comm, reason->late) ? TUTTI_OK : comm_fail_late_operation(comm, reason->late);
     case MESSAGE_LEFT_ALONE: return comm_fail_abandoned_message(comm);
     }
     return TUTTI_OK;
 }
-tutti_status comm_check_failure(tutti_comm *comm)
+tutti_status comm_fail_if_due(tutti_comm *comm)
 {
     struct reason reason = reason_find_first(comm);
-    if (reason.cause == MESSAGE_LEFT_ALONE && !messages_recheck_abandoned(comm)) return TUTTI_OK;
+    if (reason.cause == MESSAGE_LEFT_ALONE && !messages_poll_abandoned(comm)) return TUTTI_OK;
     bool may_pass = reason.cause >= PEER_DIED && !comm->agreement;
     /* This claims the failure: if some rank has not arrived, the operation fails now. */
-    if (may_pass && failure_all_arrived_after_claim(comm)) return TUTTI_OK;
+    if (may_pass && failure_claim_unless_arrived(comm)) return TUTTI_OK;
     tutti_status status = reason_handle(comm, &reason);
     if (!comm->agreement || comm_has_failed(comm)) return status;
     return agreement_has_decided(comm->agreement) ? comm_adopt_decision(comm) : TUTTI_OK;
 }
-tutti_status comm_check_stop(tutti_comm *comm)
+tutti_status comm_fail_if_stopped(tutti_comm *comm)
 {
     struct reason stopped = { .cause = STOPPED };
-    tutti_status status = comm_check_failure(comm);
+    tutti_status status = comm_fail_if_due(comm);
     if (comm_has_failed(comm) || !atomic_load(&comm->outcome.stop)) return status;
     if (!comm->agreement || !agreement_is_failing(comm->agreement)) reason_handle(comm, &stopped);
-    return comm_check_failure(comm);
+    return comm_fail_if_due(comm);
 }
-bool failure_came_from_peer(tutti_comm *comm, tutti_status status)
+bool failure_adopt_from_peer(tutti_comm *comm, tutti_status status)
 {
-    return status == TUTTI_ABORTED && comm_check_failure(comm) != TUTTI_OK;
+    return status == TUTTI_ABORTED && comm_fail_if_due(comm) != TUTTI_OK;
 }

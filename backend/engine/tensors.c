@@ -234,7 +234,7 @@ void tensor_access_finish(struct tensor_access *access)
 }
 
 /* ---- the end ---- */
-bool tensors_are_released(tutti_comm *comm)
+bool tensors_poll_release(tutti_comm *comm)
 {
     const struct group *group = &comm->group;
     for (int peer = 0; peer < comm->tensor_access.ranks; peer++) {

@@ -59,9 +59,10 @@ struct placement tensors_get_placement(tutti_comm *comm, const struct operation 
    `blocked` gets the word that changes when it is done. */
 tutti_status tensors_find_operands(tutti_comm *comm, const struct operation *op);
 enum { RELEASE_MS = 2000 };
-/* Returns true, after a failure, if no living peer touches this rank's tensors any more, or RELEASE_MS have passed
-   since the first call. */
-bool tensors_are_released(tutti_comm *comm);
+/* Polls, after a failure, whether peers have released this rank's tensors. The first call that finds one still touching
+   them starts RELEASE_MS. Returns true if no living peer touches them any more, or RELEASE_MS have passed; then it logs
+   the peers that still may, once. */
+bool tensors_poll_release(tutti_comm *comm);
 /* Sets *out to the address in this process of the `bytes` bytes at `at` in a rank's shared memory, valid until the next
    call for that rank and use (INPUT, OUTPUT, HELD_RECEIVING, HELD_SENDING). IN_PROGRESS: it is being mapped; the caller
    calls again. INVALID_ARGUMENT: the rank has freed it. */

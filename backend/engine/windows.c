@@ -234,7 +234,7 @@ static void windows_refuse_peer(tutti_comm *comm, struct operation **at)
 {
     const struct window_operation *o = &(*at)->message.window;
     const char *effect = o->kind == WINDOW_AWAIT ? "gets no more signals of it" : "can no longer write it";
-    if (comm_check_failure(comm) != TUTTI_OK) return;
+    if (comm_fail_if_due(comm) != TUTTI_OK) return;
     windows_refuse_operation(comm, at,
         status_fail(TUTTI_INVALID_ARGUMENT,
             "rank %d of %s has freed its window (number %u), so rank %d %s; all ranks must deregister a window "
@@ -259,21 +259,21 @@ static bool operation_lacks_window(const struct operation *op)
     return op->message.window.kind < WINDOW_ATTACH
         && !atomic_load_explicit(&op->message.window.of->attached, memory_order_relaxed);
 }
-/* Looks for a reason to fail before the first open operation begins, if it is a put or signal, because direct ones
-   succeed without the peer. Returns true if the communicator has failed. */
-static bool windows_find_failure(tutti_comm *comm)
+/* Fails the communicator if there is a reason, before the first open operation begins, if it is a put or signal,
+   because direct ones succeed without the peer. Returns true if the communicator has failed. */
+static bool windows_fail_if_due(tutti_comm *comm)
 {
     const struct operation *first = comm->windows.open;
     if (!first || first->message.window.kind > WINDOW_SIGNAL || first->message.window.stage != WINDOW_NEW) return false;
     if (comm->agreement) agreement_poll(comm);
-    return comm_check_failure(comm) != TUTTI_OK;
+    return comm_fail_if_due(comm) != TUTTI_OK;
 }
 /* Continues the open operations in their order, up to a direct put that has a part left. Returns true if one made
    progress. */
 static bool windows_continue_operations(tutti_comm *comm)
 {
     bool progressed = false, copies = false;
-    if (windows_find_failure(comm)) return false;
+    if (windows_fail_if_due(comm)) return false;
     for (struct operation **at = &comm->windows.open, *op; (op = *at) != NULL && !copies;) {
         if (operation_lacks_window(op)) {
             progressed |= windows_refuse_ended(comm, at);
@@ -296,7 +296,7 @@ static bool windows_continue_operations(tutti_comm *comm)
 static void windows_check_deregistering(tutti_comm *comm, const struct tutti_window *w)
 {
     int freed = atomic_load_explicit(&w->deregistering, memory_order_relaxed) ? window_find_freed_peer(w) : -1;
-    if (freed >= 0 && comm_check_failure(comm) == TUTTI_OK)
+    if (freed >= 0 && comm_fail_if_due(comm) == TUTTI_OK)
         comm_fail(comm, TUTTI_MISMATCH,
             "rank %d of %s has freed its window (number %u), but rank %d deregisters it; all ranks must deregister a "
             "window together",

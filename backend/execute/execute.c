@@ -183,7 +183,7 @@ tutti_status executor_finish_roll_call(struct executor *executor)
     tutti_status status = TUTTI_IN_PROGRESS;
     executor_clear_waits(executor);
     if (!executor->run.arrived && !executor_poll_roll_call(executor, &status)) {
-        executor->blocked.core_is_wanted = executor_core_is_wanted(executor);
+        executor->blocked.core_is_wanted = executor_publish_core(executor);
         return status;
     }
     if (executor->launch.uneven && !executor->run.agreed) TRY(counts_compare_all(executor));
@@ -211,7 +211,7 @@ tutti_status executor_run_steps(struct executor *executor)
         executor_end_operation(executor);
         return TUTTI_OK;
     }
-    executor->blocked.core_is_wanted = executor_core_is_wanted(executor);
+    executor->blocked.core_is_wanted = executor_publish_core(executor);
     if (has_messages)
         wait_set_add(&executor->blocked, &executor->site.contact->bell, bell, &executor->site.contact->bell_waiters,
             true);
@@ -228,7 +228,7 @@ tutti_status executor_repeat_operation(struct executor *executor)
     executor_clear_waits(executor);
     tutti_status status = executor_run_straight(executor);
     if (status == TUTTI_OK) executor_end_operation(executor);
-    else if (status == TUTTI_IN_PROGRESS) executor->blocked.core_is_wanted = executor_core_is_wanted(executor);
+    else if (status == TUTTI_IN_PROGRESS) executor->blocked.core_is_wanted = executor_publish_core(executor);
     return status;
 }
 bool executor_cancel(struct executor *executor)

@@ -220,9 +220,10 @@ tutti_status executor_start_program(struct executor *executor);
 /* Runs the operation up to unmet waits or its end (OK). IN_PROGRESS: `blocked` has what it waits for. MISMATCH: see
    executor_find_disagreement. */
 tutti_status executor_run_steps(struct executor *executor);
-/* Publishes the core on which this rank waits. True: another rank of this host that this one may wait for was last on
-   the same core, so this rank must yield it at once; otherwise it should keep spinning. */
-bool executor_core_is_wanted(struct executor *executor);
+/* Publishes the core on which this rank waits, and sets core_is_shared. Returns true if another rank of this host that
+   this one may wait for was last on the same core, so this rank must yield it at once; otherwise it should keep
+   spinning. */
+bool executor_publish_core(struct executor *executor);
 /* Cancels the operation that runs. True: the caller's buffers are no longer touched. False: a transport still holds a
    transfer; the caller polls the router and calls again. All transfers are cancelled at once, so this takes at most
    TRANSPORT_CANCEL_MS. */

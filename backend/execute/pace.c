@@ -16,7 +16,7 @@ static const double NEAR_NS = 60, FAR_NS = 90, LEAST_NS = 10, MOST_NS = 300, UP 
 
 static _Thread_local struct pace mine = { .line_ns = 150 };
 
-bool pace_measurement_is_due(struct pace *pace)
+bool pace_count_call(struct pace *pace)
 {
     unsigned call = pace->calls++;
     return call >= SETTLED && call % (call < OFTEN_UNTIL ? OFTEN : SELDOM) == 0;
@@ -38,7 +38,7 @@ static double line_time_fetch(void *to)
 }
 bool pace_prefers_streaming(void *to)
 {
-    if ((uintptr_t)to % sizeof(uint64_t) == 0 && pace_measurement_is_due(&mine))
+    if ((uintptr_t)to % sizeof(uint64_t) == 0 && pace_count_call(&mine))
         pace_record_measurement(&mine, line_time_fetch(to));
     return !mine.ordinary_stores;
 }

@@ -6,7 +6,8 @@
 #include <stdbool.h>
 #include <stddef.h>
 
-/* True if at least 1 KiB that begins at `to` is now better written around the cache. */
+/* True if at least 1 KiB that begins at `to` is now better written around the cache. Each call counts, and some measure
+   first how long the line at `to` takes to fetch. */
 bool pace_prefers_streaming(void *to);
 
 /* ---- the decision, for pace.c and its test ---- */
@@ -14,12 +15,12 @@ bool pace_prefers_streaming(void *to);
 struct pace {
     /* Ordinary stores are used now. */
     bool ordinary_stores;
-    /* The number of calls of pace_measurement_is_due so far. */
+    /* The number of calls of pace_count_call so far. */
     unsigned calls;
     /* A low quantile of the time to fetch a line that a peer has read. */
     double line_ns;
 };
-/* Counts a call. True: it must be measured. */
-bool pace_measurement_is_due(struct pace *pace);
+/* Counts a call. Returns true if it must be measured. */
+bool pace_count_call(struct pace *pace);
 /* Records one measured time of fetching a line, which an interruption may have made longer. */
 void pace_record_measurement(struct pace *pace, double line_ns);

@@ -175,7 +175,7 @@ int executor_find_disagreement(const struct executor *executor, uint64_t *out)
 
 /* ---- who needs this rank's core ---- */
 /* Before all have arrived, a peer on this core needs it only if it is missing; afterwards any peer may need it. */
-bool executor_core_is_wanted(struct executor *executor)
+bool executor_publish_core(struct executor *executor)
 {
     uint32_t core = wait_core();
     if (atomic_load_explicit(&executor->site.own_control->core, memory_order_relaxed) != core)

@@ -104,9 +104,9 @@ static double join_info_measure_line(struct join_info *other, int64_t until_ns)
 /* ---- the first rank ---- */
 /* The largest one-way time of a cache line from this rank's core in ns, or 0, and the two cores. */
 struct farthest { double line; int cores[2]; };
-/* Adds a core (as wait_core) to the set, and returns true if it was not in the set. Cores beyond the set share one
+/* Adds a core (as wait_core) to the set. Returns true if it was not in the set. Cores beyond the set share one
    word. */
-static bool core_is_first_seen(uint64_t seen[CORE_WORDS + 1], uint32_t core)
+static bool core_mark_seen(uint64_t seen[CORE_WORDS + 1], uint32_t core)
 {
     uint64_t *word = &seen[core / 64 < CORE_WORDS ? core / 64 : CORE_WORDS], bit = (uint64_t)1 << core % 64;
     bool is_new = !(*word & bit);
@@ -120,10 +120,10 @@ static struct farthest host_measure_distance(const tutti_comm *comm)
     uint64_t seen[CORE_WORDS + 1] = { 0 };
     int64_t until = clock_ns() + PINGING_NS;
     struct farthest farthest = { 0 };
-    core_is_first_seen(seen, wait_core());
+    core_mark_seen(seen, wait_core());
     for (int peer = comm->group.segment->ranks - 1; peer > 0 && clock_ns() < until; peer--) {
         struct join_info *other = segment_join_info(comm->group.segment, peer);
-        if (!core_is_first_seen(seen, atomic_load(&other->core))) continue;
+        if (!core_mark_seen(seen, atomic_load(&other->core))) continue;
         double line = join_info_measure_line(other, until);
         if (line > farthest.line)
             farthest = (struct farthest){ line, { (int)wait_core() - 1, (int)atomic_load(&other->core) - 1 } };
@@ -188,12 +188,12 @@ static tutti_status parameters_await_published(tutti_comm *comm, int64_t deadlin
     bool alerted = false;
     for (int n = 1; !atomic_load_explicit(&segment->calibration_record->ready, memory_order_acquire); n++) {
         /* The first rank may publish and abort right after, so this check comes after the read of `ready`. */
-        if (alerted) TRY(comm_check_failure(comm));
+        if (alerted) TRY(comm_fail_if_due(comm));
         if (join_info_answer_ping(segment_join_info(segment, comm->executor.site.index))) n = 1;
         backoff_wait(&backoff, n, &none, 1);
         if (n % POLLS) continue;
         TRY(shm_group_check_cancelled(&comm->group));
-        alerted = comm_has_reason_to_fail(comm) && !parameters_may_still_come(comm);
+        alerted = comm_poll_reason_to_fail(comm) && !parameters_may_still_come(comm);
         if (!alerted && clock_ms() > deadline_ms)
             return comm_fail(comm, TUTTI_TIMEOUT,
                 "rank %d of %s has joined but did not publish the machine parameters in time: it is too slow, "

@@ -99,7 +99,7 @@ static tutti_status rank_await_link(tutti_comm *comm, int rank, int64_t deadline
         if (status == TUTTI_OK) return status;
         if (is_last_slice || status != TUTTI_TIMEOUT) return rank_fail_no_link(comm, rank, status);
         TRY(shm_group_check_join(&comm->group));
-        if (comm_has_reason_to_fail(comm)) TRY(comm_check_failure(comm));
+        if (comm_poll_reason_to_fail(comm)) TRY(comm_fail_if_due(comm));
     }
 }
 tutti_status hosts_connect_links(tutti_comm *comm, int64_t deadline_ms)

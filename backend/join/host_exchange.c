@@ -42,10 +42,10 @@ static tutti_status host_exchange_await_transfer(tutti_comm *comm, const struct 
 {
     for (int n = 0;; n++) {
         /* The alert is read first, because a rank may join and abort right after. */
-        bool is_alerted = comm_has_reason_to_fail(comm);
+        bool is_alerted = comm_poll_reason_to_fail(comm);
         bool has_progressed = router_poll(comm->router);
         if (transfer->state == TRANSFER_DONE) return TUTTI_OK;
-        if (is_alerted) TRY(comm_check_failure(comm));
+        if (is_alerted) TRY(comm_fail_if_due(comm));
         if (transfer->state == TRANSFER_FAILED && !comm_is_failing(comm))
             return host_exchange_fail_message(comm, transfer);
         if (n % CHECK_EVERY == 0) TRY(shm_group_check_join(&comm->group));

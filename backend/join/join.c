@@ -169,9 +169,9 @@ static tutti_status join_await_ranks(tutti_comm *comm, int64_t deadline_ms)
     for (int i = 0, n = 0; i < ranks; n++) {
         int r = is_linked ? group_rank_at_index(group, i) : i;
         /* The alert is read first, because a rank may join and abort right after. */
-        bool is_alerted = comm_has_reason_to_fail(comm);
+        bool is_alerted = comm_poll_reason_to_fail(comm);
         if (atomic_load(&group_control_of_rank(group, r)->joined)) { i++; continue; }
-        if (is_alerted) TRY(comm_check_failure(comm));
+        if (is_alerted) TRY(comm_fail_if_due(comm));
         if (n % CHECK_EVERY == 0) TRY(shm_group_check_join(group));
         if (clock_ms() > deadline_ms)
             return comm_fail(comm, TUTTI_TIMEOUT,

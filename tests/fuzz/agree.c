@@ -56,7 +56,7 @@ static void take_step(struct input *in, struct agree *a)
         if (host_of_rank[peer]) agree_set_waiting(a, peer, number % 2);
         break;
     case ENDS:
-        if (a->ended < a->begun) agree_may_end_operation(a, a->ended + 1);
+        if (a->ended < a->begun) agree_try_end_operation(a, a->ended + 1);
         break;
     case FAILS: agree_report_cause(a, &cause); break;
     case LOSES: agree_on_peer_lost(a, peer); break;

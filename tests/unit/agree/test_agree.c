@@ -275,7 +275,7 @@ static void test_suspect_that_does_not_answer_is_accused(void **state)
     rank_begin_call(0, 1, 5, 1);
     w.stopped[1] = true;
     assert_true(agree_on_first_message(&w.ranks[0], 1, 1, 6));
-    assert_false(agree_may_end_operation(&w.ranks[0], 1));
+    assert_false(agree_try_end_operation(&w.ranks[0], 1));
     rank_write_records(0);
     time_pass(BEGIN_MS + 2000);
     for (int r = 0; r < RANKS; r++)
@@ -290,7 +290,7 @@ static void test_first_message_too_early_is_told_again(void **state)
     assert_false(agree_on_first_message(&w.ranks[0], 1, 1, 6));
     rank_begin_call(0, 1, 5, -1);
     assert_true(agree_on_first_message(&w.ranks[0], 1, 1, 6));
-    assert_false(agree_may_end_operation(&w.ranks[0], 1));
+    assert_false(agree_try_end_operation(&w.ranks[0], 1));
 }
 /* Rank 0 is far ahead of what rank 1 asks about. */
 static void answer_about(uint64_t number, uint64_t fingerprint)
@@ -298,7 +298,7 @@ static void answer_about(uint64_t number, uint64_t fingerprint)
     struct agree_message m = a_question();
     for (uint64_t n = 1; n <= 6; n++) {
         rank_begin_call(0, n, 50 + n, -1);
-        assert_true(agree_may_end_operation(&w.ranks[0], n));
+        assert_true(agree_try_end_operation(&w.ranks[0], n));
     }
     m.calls[0].number = number;
     m.calls[0].fingerprint = fingerprint;
@@ -381,9 +381,9 @@ static void test_an_earlier_operation_may_succeed_after_a_failure(void **state)
     struct agree_cause cause = a_failure().cause;       /* of operation 7 */
     rank_begin_call(0, 6, 5, -1);
     agree_on_failure_record(&w.ranks[0], &cause);
-    assert_true(agree_may_end_operation(&w.ranks[0], 6));
+    assert_true(agree_try_end_operation(&w.ranks[0], 6));
     rank_begin_call(0, 7, 5, -1);
-    assert_false(agree_may_end_operation(&w.ranks[0], 7));
+    assert_false(agree_try_end_operation(&w.ranks[0], 7));
 }
 static void test_what_a_rank_raises_precedes_its_death(void **state)
 {

@@ -297,7 +297,7 @@ static void roll_call(struct world *w, const struct scenario *s, int r)
 static const char *finish(struct world *w, int r)
 {
     int n = w->operation[r];
-    w->at[r] = agree_may_end_operation(&w->object[r], (uint64_t)n) ? BETWEEN : REFUSED;
+    w->at[r] = agree_try_end_operation(&w->object[r], (uint64_t)n) ? BETWEEN : REFUSED;
     if (w->at[r] == REFUSED) return NULL;
     w->succeeded[r] = (unsigned char)n;
     if (n >= w->known[r]) return "I3: success of an operation after its failure was known";
