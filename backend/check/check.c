@@ -170,9 +170,9 @@ static void checker_publish_position(struct checker *checker, int thread, uint64
     if (clock) log[publisher->logged++] = (struct published){ position, clock };
     else checker_report_error(checker, "the checker is out of memory", thread / checker->slots, 0, 0);
 }
-/* True if the peer's slot of the tile has published `target` or more. The thread then learns the clock of the earliest
-   such publication. */
-static bool checker_position_is_reached(struct checker *checker, int thread, int peer, int tile, uint64_t position)
+/* Polls the positions that the peer's slot of the tile has published. Returns true if one is `position` or more; the
+   thread then learns the clock of the earliest such publication. */
+static bool checker_poll_position(struct checker *checker, int thread, int peer, int tile, uint64_t position)
 {
     const struct thread *publisher = &checker->thread[peer * checker->slots + tile % checker->slots];
     int low = 0, high = publisher->logged;
@@ -184,18 +184,19 @@ static bool checker_position_is_reached(struct checker *checker, int thread, int
     if (low < publisher->logged) checker_merge_clock(checker, thread, publisher->log[low].clock);
     return low < publisher->logged;
 }
-/* True if the wait of a thread in a tile of an operation is met. */
-static bool checker_wait_is_met(struct checker *checker, int thread, const struct wait *wait, int tile, int operation)
+/* Polls a wait of a thread in a tile of an operation. Returns true if it is met; the thread then has the clock of the
+   awaited position, or its message is complete. */
+static bool checker_poll_wait(struct checker *checker, int thread, const struct wait *wait, int tile, int operation)
 {
     int awaited_tile = wait->lag == SLOT_REUSE ? tile - checker->slots : tile;
     if (wait->rank == thread / checker->slots)
         return checker_complete_message(checker, thread, wait->step, tile, operation);
     if (wait->lag != EVERY_TILE)
         return awaited_tile < 0
-            || checker_position_is_reached(checker, thread, wait->rank, awaited_tile,
+            || checker_poll_position(checker, thread, wait->rank, awaited_tile,
                 checker_step_position(checker, operation, awaited_tile, wait->step));
     for (int t = checker->tiles > checker->slots ? checker->tiles - checker->slots : 0; t < checker->tiles; t++)
-        if (!checker_position_is_reached(checker, thread, wait->rank, t,
+        if (!checker_poll_position(checker, thread, wait->rank, t,
                 checker_step_position(checker, operation, t, wait->step)))
             return false;
     return true;
@@ -212,15 +213,15 @@ static bool checker_run_step(struct checker *checker, int thread, int operation)
     if (step->kind == LEAVE) return true;
     if (me->step >= schedule->prelude && !checker_poll_roll_call(checker, schedule->rank)) return false;
     for (int i = 0; i < step->wait_count; i++)
-        if (!checker_wait_is_met(checker, thread, &schedule->waits[step->wait + i], me->tile, operation)) return false;
+        if (!checker_poll_wait(checker, thread, &schedule->waits[step->wait + i], me->tile, operation)) return false;
     if (step_is_message(step)) checker_post_message(checker, thread, me->step, me->tile, operation);
     else checker_run_work(checker, thread, me->step, me->tile, operation);
     if (step_publishes(step, me->tile, checker->tiles, checker->slots))
         checker_publish_position(checker, thread, checker_step_position(checker, operation, me->tile, me->step));
     return true;
 }
-/* True if all messages of the thread's tile are complete. */
-static bool checker_messages_are_complete(struct checker *checker, int thread, int operation)
+/* Completes the messages of the thread's tile whose other ends have come. Returns true if all are complete. */
+static bool checker_complete_messages(struct checker *checker, int thread, int operation)
 {
     const struct schedule *schedule = &checker->plan->ranks[thread / checker->slots];
     for (int j = schedule->first_message; j >= 0 && j <= schedule->last_message; j++)
@@ -241,7 +242,7 @@ static bool checker_walk_slot(struct checker *checker, int thread, int max_steps
             if (!checker_run_step(checker, thread, operation)) break;
             me->step++;
         } else {
-            if (!checker_messages_are_complete(checker, thread, operation)) break;
+            if (!checker_complete_messages(checker, thread, operation)) break;
             me->tile += checker->slots;
             me->step = 0;
         }
@@ -255,8 +256,9 @@ static int checker_draw_number(struct checker *checker, int bound)
     checker->random = checker->random * 6364136223846793005u + 1442695040888963407u;
     return (int)((checker->random >> 33) % (uint64_t)bound);
 }
-/* True if a rank has run all tiles of its operation and the waits of its LEAVE are met. */
-static bool checker_operation_is_over(struct checker *checker, int rank)
+/* Returns true if a rank can leave its operation: it has run all tiles, and the waits of its LEAVE are met. Its threads
+   then know what each of them did. */
+static bool checker_try_leave_operation(struct checker *checker, int rank)
 {
     const struct schedule *schedule = &checker->plan->ranks[rank];
     for (int i = 0; i < checker->slots; i++)
@@ -265,7 +267,7 @@ static bool checker_operation_is_over(struct checker *checker, int rank)
     checker_join_threads(checker, rank);
     const struct step *leave = schedule->step_count ? &schedule->steps[schedule->step_count - 1] : NULL;
     for (int i = 0; leave && leave->kind == LEAVE && i < leave->wait_count; i++)
-        if (!checker_wait_is_met(checker, rank * checker->slots, &schedule->waits[leave->wait + i], checker->tiles - 1,
+        if (!checker_poll_wait(checker, rank * checker->slots, &schedule->waits[leave->wait + i], checker->tiles - 1,
                 checker->walker[rank].operation))
             return false;
     return true;
@@ -285,7 +287,7 @@ static bool checker_walk_rank(struct checker *checker, int rank)
         int max_steps = checker->random ? checker_draw_number(checker, 4) + 1 : INT32_MAX;
         moved |= checker_walk_slot(checker, rank * checker->slots + (start + i) % checker->slots, max_steps);
     }
-    if (checker->failed || !checker_operation_is_over(checker, rank)) return moved;
+    if (checker->failed || !checker_try_leave_operation(checker, rank)) return moved;
     walker->operation++;
     walker->called = walker->all_arrived = false;
     return true;

@@ -12,7 +12,7 @@ void allreduce_naive(struct schedule *schedule)
                 have = span_of_buffer(schedule, schedule->rank, INPUT),
                 recv_chunks = span_new_scratch(schedule, 2 * out.count);
     struct team all = team_of_group(schedule);
-    if (team_is_alone(schedule, &all)) return;
+    if (team_copy_if_alone(schedule, &all)) return;
     if (schedule->rank > 0) {
         step_send(schedule, have, 0);
         step_recv(schedule, out, 0);
@@ -57,7 +57,7 @@ void team_allreduce_ring(struct schedule *schedule, const struct team *team)
     struct span recv_chunks = span_new_scratch(schedule, 2),
                 have = team_piece(schedule, team, team->source, team->me - 1);
     assert(team->pieces == team->size);
-    if (team_is_alone(schedule, team)) return;
+    if (team_copy_if_alone(schedule, team)) return;
     for (int k = 1; k < team->size; k++) {
         struct span received = span_part(recv_chunks, k % 2, 1);
         int next = team->me - k - 1;
@@ -82,7 +82,7 @@ void team_allreduce_doubling(struct schedule *schedule, const struct team *team)
     struct fold fold = fold_for_rank(team->size, team->me);
     struct span recv_chunks = span_new_scratch(schedule, 2 * team->pieces),
                 out = team_all_pieces(schedule, team, OUTPUT), have = team_all_pieces(schedule, team, team->source);
-    if (team_is_alone(schedule, team) || !fold_join_pair(schedule, team, &fold, out, &have)) return;
+    if (team_copy_if_alone(schedule, team) || !fold_join_pair(schedule, team, &fold, out, &have)) return;
     for (int bit = 1, half = 0; bit < fold.power; bit *= 2, half = !half) {
         struct span received = span_part(recv_chunks, half * team->pieces, team->pieces);
         int peer = team_rank(team, fold_member_of_id(&fold, fold.id ^ bit));
@@ -107,7 +107,7 @@ void team_allreduce_rabenseifner(struct schedule *schedule, const struct team *t
     struct span out = team_all_pieces(schedule, team, OUTPUT), have = team_all_pieces(schedule, team, team->source);
     int first = 0;
     assert(team->pieces == fold.power);
-    if (team_is_alone(schedule, team) || !fold_join_pair(schedule, team, &fold, out, &have)) return;
+    if (team_copy_if_alone(schedule, team) || !fold_join_pair(schedule, team, &fold, out, &have)) return;
     for (int bit = fold.power / 2; bit; bit /= 2, have = out) {
         int peer = team_rank(team, fold_member_of_id(&fold, fold.id ^ bit)), peer_half = first + (~fold.id & bit),
             own_half = first + (fold.id & bit);
@@ -139,7 +139,7 @@ void team_allreduce_circulant(struct schedule *schedule, const struct team *team
     int me = team->me, widths[32], rounds = 0;
     enum buffer have = team->source;
     assert(team->pieces == team->size);
-    if (team_is_alone(schedule, team)) return;
+    if (team_copy_if_alone(schedule, team)) return;
     for (int width = team->size, skip; width > 1; width = skip, have = OUTPUT) {
         int half = width / 2;
         struct span received = span_new_scratch(schedule, half);

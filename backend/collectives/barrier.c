@@ -7,7 +7,7 @@
 void team_barrier_dissemination(struct schedule *schedule, const struct team *team)
 {
     struct span have = team_all_pieces(schedule, team, team->source), recv_chunks = span_new_scratch(schedule, 2);
-    if (team_is_alone(schedule, team)) return;
+    if (team_copy_if_alone(schedule, team)) return;
     for (int distance = 1, half = 0; distance < team->size; distance *= 2, half = !half) {
         struct span received = span_part(recv_chunks, half, 1);
         step_send(schedule, have, team_rank(team, team->me + distance));

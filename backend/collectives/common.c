@@ -66,11 +66,11 @@ struct span team_all_pieces(const struct schedule *schedule, const struct team *
 {
     return (struct span){ schedule->rank, buffer, team->base, team->pieces };
 }
-bool team_is_alone(struct schedule *schedule, const struct team *team)
+bool team_copy_if_alone(struct schedule *schedule, const struct team *team)
 {
-    return team_is_alone_with_sum(schedule, team, team_all_pieces(schedule, team, OUTPUT));
+    return team_copy_sum_if_alone(schedule, team, team_all_pieces(schedule, team, OUTPUT));
 }
-bool team_is_alone_with_sum(struct schedule *schedule, const struct team *team, struct span sum)
+bool team_copy_sum_if_alone(struct schedule *schedule, const struct team *team, struct span sum)
 {
     struct span have = team_all_pieces(schedule, team, team->source);
     if (team->size == 1 && !spans_are_equal(sum, have)) step_copy(schedule, sum, have);

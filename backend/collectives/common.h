@@ -34,10 +34,10 @@ struct piece_run team_piece_run(const struct schedule *schedule, const struct te
 struct span team_piece(const struct schedule *schedule, const struct team *team, enum buffer buffer, int index);
 /* Returns all pieces of the team in a buffer of this rank. */
 struct span team_all_pieces(const struct schedule *schedule, const struct team *team, enum buffer buffer);
-/* True if the team has one rank. Then its result is its contribution, and a copy of that to OUTPUT or to `sum` is
-   recorded. */
-bool team_is_alone(struct schedule *schedule, const struct team *team);
-bool team_is_alone_with_sum(struct schedule *schedule, const struct team *team, struct span sum);
+/* Records, if the team has one rank, the whole algorithm: a copy of its contribution to OUTPUT or to `sum`, unless it
+   is there. Returns true if the team has one rank. */
+bool team_copy_if_alone(struct schedule *schedule, const struct team *team);
+bool team_copy_sum_if_alone(struct schedule *schedule, const struct team *team, struct span sum);
 /* Records steps over the pieces of a run: one message with all of them, a copy of them to a span, or sum = have +
    received piece by piece. */
 void piece_run_send(struct schedule *schedule, struct piece_run from, int peer);

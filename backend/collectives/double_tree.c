@@ -51,7 +51,7 @@ static void double_tree_reduce_half(struct schedule *schedule, const struct team
 void team_reduce_double_tree(struct schedule *schedule, const struct team *team, int root, struct span sum)
 {
     struct span have = team_all_pieces(schedule, team, team->source);
-    if (team_is_alone_with_sum(schedule, team, sum)) return;
+    if (team_copy_sum_if_alone(schedule, team, sum)) return;
     for (int i = 0, tree = double_tree_first_served(team, root); i < 2; i++, tree = !tree)
         double_tree_reduce_half(schedule, team, double_tree_node(team->size, team->me, root, tree),
             span_part(have, tree, 1), span_part(sum, tree, 1));

@@ -16,7 +16,7 @@ void reduce_naive(struct schedule *schedule)
                 recv_chunks = span_new_scratch(schedule, 2 * have.count);
     struct team all = team_of_group(schedule);
     if (schedule->rank != schedule->root) step_send(schedule, have, schedule->root);
-    if (schedule->rank != schedule->root || team_is_alone(schedule, &all)) return;
+    if (schedule->rank != schedule->root || team_copy_if_alone(schedule, &all)) return;
     for (int hop = 1; hop < schedule->size; hop++) {
         struct span received = span_part(recv_chunks, hop % 2 * have.count, have.count);
         step_recv(schedule, received, int_modulo(schedule->root + hop, schedule->size));
@@ -31,7 +31,7 @@ void team_reduce_binomial(struct schedule *schedule, const struct team *team, in
     int relative = int_modulo(team->me - root, team->size), half = 0, bit = 1;
     struct span have = team_all_pieces(schedule, team, team->source),
                 recv_chunks = span_new_scratch(schedule, 2 * sum.count);
-    if (team_is_alone_with_sum(schedule, team, sum)) return;
+    if (team_copy_sum_if_alone(schedule, team, sum)) return;
     for (; bit < team->size && !(relative & bit); bit *= 2, half = !half) {
         if (relative + bit >= team->size) continue;
         struct span received = span_part(recv_chunks, half * sum.count, sum.count);

@@ -9,7 +9,7 @@ void reduce_scatter_ring(struct schedule *schedule)
     struct team all = team_of_blocks(schedule);
     struct span recv_chunks = span_new_scratch(schedule, 2),
                 have = team_piece(schedule, &all, INPUT, schedule->rank - 1), received = have;
-    if (team_is_alone(schedule, &all)) return;
+    if (team_copy_if_alone(schedule, &all)) return;
     for (int k = 1; k < schedule->size; k++, have = received) {
         received = span_part(recv_chunks, k % 2, 1);
         step_send(schedule, have, int_modulo(schedule->rank + 1, schedule->size));
@@ -65,7 +65,7 @@ void reduce_scatter_circulant(struct schedule *schedule)
     struct team all = team_of_blocks(schedule);
     /* The sums of blocks rank, rank + 1, …. */
     struct span sums = span_new_scratch(schedule, (schedule->size + 1) / 2);
-    if (team_is_alone(schedule, &all)) return;
+    if (team_copy_if_alone(schedule, &all)) return;
     for (int width = schedule->size, skip; width > 1; width = skip) {
         int half = width / 2;
         struct span received = span_new_scratch(schedule, half);

@@ -92,7 +92,7 @@ static tutti_status build_infer_and_verify(struct build *build)
     plan_number_messages(plan);
     build_infer_waits(build);
     TRY(plan_get_build_status(plan));
-    bool ends = plan_is_deadlock_free(build);
+    bool ends = plan_verify_no_deadlock(build);
     TRY(plan_get_build_status(plan));
     return ends ? TUTTI_OK : TUTTI_INTERNAL;
 }

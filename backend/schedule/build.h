@@ -75,6 +75,6 @@ void schedule_find_message_waits(const struct build *build, struct schedule *sch
 void build_infer_waits(struct build *build);
 /* match.c: sets step.number, first_message and last_message of each member. */
 void plan_number_messages(struct plan *plan);
-/* deadlock.c: simulates one tile. False: a member never passes a step, or a message lacks its other end; plan->error
-   has the reason. */
-bool plan_is_deadlock_free(const struct build *build);
+/* deadlock.c: simulates one tile. Returns true if all members end. Otherwise sets plan->error: a member, cycle_rank,
+   never passes a step, or a message lacks its other end. Without memory it sets a schedule's error. */
+bool plan_verify_no_deadlock(const struct build *build);

@@ -52,7 +52,7 @@ static bool deadlock_judge_run(const struct deadlock_run *run, struct plan *plan
     if (!complete) snprintf(plan->error, sizeof plan->error, "a message is never sent or never received");
     return complete;
 }
-bool plan_is_deadlock_free(const struct build *build)
+bool plan_verify_no_deadlock(const struct build *build)
 {
     struct plan *plan = build->plan;
     struct deadlock_run run = {

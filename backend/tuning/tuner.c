@@ -347,8 +347,8 @@ static void tuner_run_next_variant(struct tuner *tuner, const struct moment *now
     tuner_promote_candidate(tuner);
     tuner_schedule_code(tuner, now, tuner->incumbent.code);
 }
-/* True if all ranks run the incumbent. Otherwise writes the word, once it may, so that they run it again. */
-static bool tuner_restores_incumbent(struct tuner *tuner, const struct moment *now)
+/* Writes the word, once it may, so that all ranks run the incumbent again. Returns true if they run it already. */
+static bool tuner_restore_incumbent(struct tuner *tuner, const struct moment *now)
 {
     if (!tuner_may_write_word(tuner, now)) return false;
     if (tuner_read_code(tuner, now->operation) == tuner->incumbent.code) return true;
@@ -359,7 +359,7 @@ static bool tuner_restores_incumbent(struct tuner *tuner, const struct moment *n
    candidate exists. */
 static void tuner_start_test(struct tuner *tuner, const struct moment *now, const struct variant_limits *limits)
 {
-    if (!tuner_restores_incumbent(tuner, now) || !tuner_search_is_due(tuner, tuner->calls)) return;
+    if (!tuner_restore_incumbent(tuner, now) || !tuner_search_is_due(tuner, tuner->calls)) return;
     tuner->next_search = tuner->calls + (uint64_t)tuner_get_measure(tuner)->pause;
     if (!tuner_has_budget(tuner)) return;
     int64_t begin = clock_ns();
@@ -377,7 +377,7 @@ void tuner_begin_call(struct tuners *tuners, struct tuner *tuner, const struct m
     if (tuners_are_stopped(tuners, tuner->key.collective)) {
         tuner->incumbent = (struct candidate){ .choice = tuner->predicted };
         tuner_abort_test(tuner);
-        tuner_restores_incumbent(tuner, now);
+        tuner_restore_incumbent(tuner, now);
         return;
     }
     if (tuners->mode == TUNER_TAKES_ANY_VARIANT) { tuner_run_next_variant(tuner, now, limits); return; }
