@@ -50,10 +50,11 @@ static struct peer *link_find_alive(const unsigned char nonce[16])
     if (peer && peer->state == OPEN) link_receive(peer);
     return link_find(nonce);
 }
-/* Returns true if the connection of the caller with that nonce is superfluous: its link is open, or this process has
-   the smaller nonce and has sent the hello of its own attempt (connect.c). If this process has the smaller nonce and
-   keeps the caller's connection, it ends its own attempt. */
-static bool incoming_link_is_superfluous(const unsigned char nonce[16])
+/* Decides which connection stays if this process and the caller with that nonce call each other. First it reads what
+   their open link has received, which may end the link. Returns true if the caller's connection is superfluous: its
+   link is open, or this process has the smaller nonce and has sent the hello of its own attempt (connect.c). If this
+   process has the smaller nonce and keeps the caller's connection, this call ends its own attempt. */
+static bool incoming_link_resolve_collision(const unsigned char nonce[16])
 {
     struct peer *peer = link_find_alive(nonce);
     if (!peer || memcmp(registry.self.nonce, nonce, 16) > 0) return peer && peer->state == OPEN;
@@ -69,7 +70,7 @@ static void incoming_link_answer_hello(int index)
     struct incoming_link *incoming = &links.incoming[index];
     const unsigned char *from = incoming->handshake.hello.from.nonce;
     if (nonce_equal(from, registry.self.nonce)) incoming_link_drop(index, NULL);
-    else if (incoming_link_is_superfluous(from)) {
+    else if (incoming_link_resolve_collision(from)) {
         handshake_send_answer(&incoming->handshake, HANDSHAKE_SUPERFLUOUS, 0, incoming->descriptor);
         incoming_link_drop(index, NULL);
     } else if (handshake_send_answer(&incoming->handshake, HANDSHAKE_WELCOME, 0, incoming->descriptor) != 0)

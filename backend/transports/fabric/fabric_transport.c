@@ -154,9 +154,10 @@ static struct fabric_op *fabric_op_find(const struct fabric_transport *transport
     while (op && op->transfer != transfer) op = op->next;
     return op;
 }
-/* Cancels an op in flight. The first call sends WITHDRAWN if the op is a send, because only the receiver can end a
-   rendezvous. true: the first call was TRANSPORT_CANCEL_MS ago, so the caller must lose the peer. */
-static bool fabric_op_cancel_is_overdue(struct fabric_transport *transport, struct fabric_op *op)
+/* Withdraws an op in flight. The first call records the time, and sends WITHDRAWN if the op is a send, because only the
+   receiver can end a rendezvous. Returns true if the first call was TRANSPORT_CANCEL_MS ago, so that the caller must
+   lose the peer. */
+static bool fabric_op_withdraw(struct fabric_transport *transport, struct fabric_op *op)
 {
     int64_t now_ms = clock_ms();
     if (op->withdrawn_ms) return now_ms - op->withdrawn_ms >= TRANSPORT_CANCEL_MS;
@@ -184,7 +185,7 @@ static bool fabric_cancel(struct transport *base, int member, struct transfer *t
         || fabric_link_forget_receive(transport, link, transfer),
          is_overdue = false;
     struct fabric_op *op = forgotten ? NULL : fabric_op_find(transport, transfer);
-    if (op) is_overdue = fabric_op_cancel_is_overdue(transport, op);
+    if (op) is_overdue = fabric_op_withdraw(transport, op);
     if (!forgotten) fabric_transport_progress(transport);
     fabric_transport_unlock(transport);
     if (is_overdue)

@@ -184,8 +184,8 @@ void fabric_link_mark_refused(struct fabric_transport *transport, struct fabric_
     if (!link->is_refused) fabric_link_log_unconnected(transport, link, why);
     link->is_refused = true;
 }
-/* Returns whether the link first asked for a connection UNCONNECTED_MS ago. Its first call records the time. */
-static bool fabric_link_is_late(struct fabric_link *link)
+/* Starts, in its first call, the link's time for getting a connection. Returns true if UNCONNECTED_MS have passed. */
+static bool fabric_link_poll_timeout(struct fabric_link *link)
 {
     int64_t now_ms = clock_ms();
     if (!link->asked_ms) link->asked_ms = now_ms;
@@ -197,7 +197,7 @@ enum readiness fabric_link_readiness(struct fabric_transport *transport, struct 
     if (link->waiting_sends.first || link->broken_ms) return SENDS_WAIT;
     if (link->is_refused) return UNCONNECTED;
     if (fabric_link_connect(transport, link)) return CONNECTED;
-    if (fabric_link_is_late(link)) {
+    if (fabric_link_poll_timeout(link)) {
         fabric_link_log_unconnected(transport, link, "it is still asked for");
         link->asked_ms = INT64_MAX;
     }

@@ -391,7 +391,7 @@ static bool shm_link_drain_pipe(struct shm *shm, struct shm_link *link)
     return n > 0;
 }
 /* Fails the router and returns true if an end has read impossible values from shared memory. */
-static bool shm_link_check_corrupt(struct shm *shm, const struct shm_link *link)
+static bool shm_link_fail_if_corrupt(struct shm *shm, const struct shm_link *link)
 {
     if (!link->in.is_corrupt && !link->out.is_corrupt) return false;
     router_fail(shm->base.router,
@@ -412,7 +412,7 @@ bool shm_link_poll(struct shm *shm, struct shm_link *link)
     if (link->streams.first) moved |= shm_link_stream_sends(shm, link);
     if (link->shares.first || link->helped_send) moved |= share_poll(shm, link);
     shm_link_settle(shm, link);
-    return shm_link_check_corrupt(shm, link) || moved;
+    return shm_link_fail_if_corrupt(shm, link) || moved;
 }
 
 /* ---- cancelling: possible at any time, see shm_cancel ---- */

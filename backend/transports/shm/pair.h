@@ -140,7 +140,8 @@ struct pair_writer {
 /* Says how the writer copies long runs: with `copy`, or by memcpy if `copy` is NULL. is_paced: by the cheaper of the
    two. */
 struct copy_policy { copy_function *copy; bool is_paced; };
-/* Returns whether the ring has room for one envelope. */
+/* Each of these three reads the peer's counter if the last known value does not suffice, and marks the writer corrupt
+   if the value is impossible. Returns whether the ring has room for one envelope. */
 bool writer_has_room(struct pair_writer *writer);
 /* Returns whether the writer has credit for an eager message of this size. false also if it exceeds EAGER_LIMIT. */
 bool writer_has_credit(struct pair_writer *writer, uint64_t bytes);

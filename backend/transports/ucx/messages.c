@@ -23,10 +23,10 @@ static void ucx_on_fetch_complete(void *request, ucs_status_t status, size_t byt
     (void)bytes;
     ucx_request_complete(request, op, status);
 }
-/* Returns whether the op of a posted request is in flight; its callback then completes the op. UCX may have run the
-   callback already, if it found the sender's connection closed. false: the op has completed, and op->why has the
-   result. */
-static bool ucx_request_is_pending(struct fabric_op *op, ucs_status_ptr_t request)
+/* Records the outcome of posting the request of an op. Returns true if the op is in flight; its callback then completes
+   the op. UCX may have run the callback already, if it found the sender's connection closed. Returns false if the op
+   has completed: op->why has the result, and an error marks the endpoint broken. */
+static bool ucx_op_record_request(struct fabric_op *op, ucs_status_ptr_t request)
 {
     if (UCS_PTR_IS_PTR(request)) return true;
     op->why = UCS_PTR_STATUS(request) == UCS_OK ? NULL : ucx_status_text(UCS_PTR_STATUS(request));
@@ -41,7 +41,7 @@ bool ucx_send_with_flags(struct fabric_op *op, const void *data, unsigned flags)
         .cb.send = ucx_on_send_complete,
         .user_data = op };
     const struct ucx_endpoint *endpoint = (const struct ucx_endpoint *)op->endpoint;
-    return ucx_request_is_pending(op,
+    return ucx_op_record_request(op,
         ucx.ucp_am_send_nbx(endpoint->ep, UCX_MESSAGE_ID, &op->header, HEADER_BYTES, data ? data : op->buffer,
             op->bytes, &parameters));
 }
@@ -58,7 +58,7 @@ bool ucx_fetch(struct fabric *fabric, struct fabric_op *op, void *descriptor, vo
         .user_data = op };
     void *to = buffer ? buffer : op->buffer;
     (void)fabric;
-    return ucx_request_is_pending(op, ucx.ucp_am_recv_data_nbx(worker.ucp, descriptor, to, op->bytes, &parameters));
+    return ucx_op_record_request(op, ucx.ucp_am_recv_data_nbx(worker.ucp, descriptor, to, op->bytes, &parameters));
 }
 void ucx_release(struct fabric *fabric, void *descriptor)
 {

@@ -83,8 +83,9 @@ static int userfaultfd_probe_changes(int descriptor)
     struct uffdio_writeprotect nothing = { .range = { 0, 0 } };
     return ioctl(descriptor, UFFDIO_WRITEPROTECT, &nothing) == 0 ? 0 : errno;
 }
-/* Returns whether a change of watched memory is under way. */
-static bool mappings_are_changing(void)
+/* Asks the kernel for changes of watched memory, and gives the watch up if the descriptor is not ours any more. Returns
+   true if a change is under way. */
+static bool mappings_poll_changes(void)
 {
     if (mappings.descriptor < 0) return false;
     int error = userfaultfd_probe_changes(mappings.descriptor);
@@ -96,7 +97,7 @@ void mappings_unlock(void) { pthread_mutex_unlock(&lock); }
 bool mappings_lock_and_settle(void)
 {
     mappings_lock();
-    for (int64_t until_ns = 0; mappings_are_changing();) {
+    for (int64_t until_ns = 0; mappings_poll_changes();) {
         mappings_read_events();
         /* The clock is read only now, because most calls find no change. */
         if (!until_ns) until_ns = clock_ns() + SETTLE_NS;
