@@ -81,7 +81,7 @@ static tutti_status call_check_dtype(tutti_dtype dtype, size_t count, size_t par
             dtype_name(dtype), parts);
     return TUTTI_OK;
 }
-tutti_status call_check_op(tutti_dtype dtype, tutti_op op, struct operation *out)
+tutti_status call_set_op(tutti_dtype dtype, tutti_op op, struct operation *out)
 {
     out->op = op;
     out->sum.reduce = NULL;

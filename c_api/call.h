@@ -9,8 +9,8 @@ tutti_status call_refuse_struct_size(const char *type, const char *initial, size
 /* Refuses NULL and a communicator of a parent process. Otherwise returns OK or the error that failed the
    communicator. */
 tutti_status call_check_comm(tutti_comm *comm);
-/* Refuses an op that is not defined for the type. Sets out->op and the function of the sum. */
-tutti_status call_check_op(tutti_dtype dtype, tutti_op op, struct operation *out);
+/* Sets out->op and out->sum.reduce, the function of the sum. Refuses an op that is not defined for the type. */
+tutti_status call_set_op(tutti_dtype dtype, tutti_op op, struct operation *out);
 /* Refuses a rank that is not in the group. `what` begins the error text, as in "root". */
 tutti_status call_check_rank(const tutti_comm *comm, int rank, const char *what);
 /* Refuses a NULL buffer of `bytes` bytes, unless bytes is 0. `what` names it in the error text, as in "send". */

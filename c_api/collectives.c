@@ -63,7 +63,7 @@ static tutti_status call_run_collective(struct call *call, const void *send, voi
     bool sums = collective_is_reduction((enum collective)call->collective) || call->collective == BARRIER;
     TRY(call_prepare_operation(comm, call->collective, call->count, call_count_most_parts(call, comm), call->dtype,
         call->root, request, &o));
-    if (sums) TRY(call_check_op(call->dtype, call->op, &o));
+    if (sums) TRY(call_set_op(call->dtype, call->op, &o));
     TRY(operation_set_buffers(&o, send, recv));
     return call_run_operation(&o, request);
 }

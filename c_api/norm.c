@@ -79,7 +79,7 @@ tutti_status tutti_all_reduce_norm(const void *send, void *recv, size_t rows, si
     /* call_prepare_operation refuses SIZE_MAX with a text about the address space. */
     if (!size_multiply(rows, columns, &count)) count = SIZE_MAX;
     TRY(call_prepare_operation(comm, ALLREDUCE, count, 1, dtype, 0, request, &o));
-    TRY(call_check_op(dtype, TUTTI_SUM, &o));
+    TRY(call_set_op(dtype, TUTTI_SUM, &o));
     TRY(norm_check_options(norm, columns, &o));
     TRY(call_check_buffer(send, o.part_bytes, "send"));
     TRY(call_check_buffer(recv, o.part_bytes, "receive"));

@@ -172,6 +172,6 @@ tutti_status tutti_reduce_scatter_v(const void *send, const size_t *counts, cons
     struct operation o;
     const struct sides sides = { recv, send, INPUT };
     TRY(call_prepare_operation(comm, REDUCE_SCATTER, 0, 1, dtype, 0, request, &o));
-    TRY(call_check_op(dtype, op, &o));
+    TRY(call_set_op(dtype, op, &o));
     return uneven_run_one_sided(&o, &sides, send, recv, counts, offsets, request);
 }

@@ -123,8 +123,8 @@ static tutti_status reducer_complete_sum(struct reducer *reducer, int n)
     gradients->sent = NULL;
     return TUTTI_OK;
 }
-/* Waits up to POLL_NS for the oldest sum. Returns true if it is over. */
-static bool reducer_oldest_ends_soon(struct reducer *reducer)
+/* Waits up to POLL_NS for the oldest sum, and advances the sums meanwhile. Returns true if it is over. */
+static bool reducer_await_oldest_briefly(struct reducer *reducer)
 {
     int64_t began_ns = clock_ns();
     bool over;
@@ -146,7 +146,7 @@ static tutti_status reducer_ensure_unit_buffer(struct reducer *reducer, int unit
         *out = reducer_take_spare_buffer(reducer, bytes);
         if (*out) return TUTTI_OK;
         bool waits = reducer->in_flight_count && reducer_count_buffers(reducer, bytes) >= reducer->buffers
-            && reducer_oldest_ends_soon(reducer);
+            && reducer_await_oldest_briefly(reducer);
         TRY(waits ? reducer_complete_sum(reducer, 0) : reducer_allocate_buffer(reducer, bytes, out));
     }
     return TUTTI_OK;

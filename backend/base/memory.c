@@ -8,18 +8,18 @@
 static atomic_int countdown;
 
 void memory_fail_after(int n) { atomic_store(&countdown, n); }
-/* Counts an allocation, and returns true if a test wants this one to fail. */
-static bool memory_should_fail(void)
+/* Counts an allocation down. Returns true if it is the one that a test wants to fail. */
+static bool memory_take_failure(void)
 {
     return atomic_load_explicit(&countdown, memory_order_relaxed) > 0 && atomic_fetch_sub(&countdown, 1) == 1;
 }
 void *memory_alloc_zeroed(size_t count, size_t bytes)
 {
-    return memory_should_fail() ? NULL : calloc(count ? count : 1, bytes ? bytes : 1);
+    return memory_take_failure() ? NULL : calloc(count ? count : 1, bytes ? bytes : 1);
 }
 void *memory_alloc_aligned(size_t bytes)
 {
-    void *block = memory_should_fail() ? NULL : aligned_alloc(64, size_round_up(bytes ? bytes : 1, 64));
+    void *block = memory_take_failure() ? NULL : aligned_alloc(64, size_round_up(bytes ? bytes : 1, 64));
     if (block) memset(block, 0, bytes);
     return block;
 }
@@ -27,7 +27,7 @@ void *memory_grow(void *array, int count, int *capacity, size_t bytes)
 {
     if (count < *capacity) return array;
     int larger = *capacity ? 2 * *capacity : 8;
-    void *moved = memory_should_fail() ? NULL : realloc(array, (size_t)larger * bytes);
+    void *moved = memory_take_failure() ? NULL : realloc(array, (size_t)larger * bytes);
     if (moved) *capacity = larger;
     return moved;
 }

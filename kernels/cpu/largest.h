@@ -115,8 +115,9 @@ INLINE float strips_get_number(const struct strips *s, size_t i)
 /* Which numbers are packed: all with magnitudes of at least `all_from`, and the first least_count of those between
    `least` and all_from. is_finite: all numbers of the array are finite. */
 struct largest_choice { uint32_t least, all_from; size_t least_count; bool is_finite; };
-/* Returns true if the next number, of this magnitude, is packed. Counts down least_count. */
-static bool largest_choice_takes(struct largest_choice *choice, uint32_t magnitude)
+/* Takes the next number, of this magnitude, if the choice includes it; one below all_from counts least_count down.
+   Returns true if it is packed. */
+static bool largest_choice_take(struct largest_choice *choice, uint32_t magnitude)
 {
     if (magnitude >= choice->all_from) return true;
     if (magnitude < choice->least || choice->least_count == 0) return false;
@@ -161,7 +162,7 @@ INLINE void strips_list_chosen(const struct strips *s, struct largest_choice cho
         size_t found = strip_find_large(x, choice.least, place);
         for (size_t i = 0; i < found; i++) {
             bool is_inside = at + place[i] < s->count;
-            if (is_inside && largest_choice_takes(&choice, float_get_magnitude(x[place[i]])))
+            if (is_inside && largest_choice_take(&choice, float_get_magnitude(x[place[i]])))
                 list[taken++] = (uint32_t)(at + place[i]);
         }
     }
@@ -188,7 +189,7 @@ INLINE void strips_pack_largest(char *packed, const struct strips *s, size_t kep
     if (reach > 2 * kept) strips_list_chosen(s, choice, list);
     else
         for (size_t i = 0; i < reach; i++)
-            if (largest_choice_takes(&choice, float_get_magnitude(strips_get_number(s, list[i]))))
+            if (largest_choice_take(&choice, float_get_magnitude(strips_get_number(s, list[i]))))
                 list[taken++] = list[i];
     memcpy(places, list, kept * sizeof *places);
     strips_pack_places(packed, s, places, kept, choice.is_finite);

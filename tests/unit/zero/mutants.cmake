@@ -1,6 +1,6 @@
 # Mistakes that trying all orders must find: the test of a mutant passes when something is found wrong.
 # who waits for whom
-tutti_mutant(test_orders zero/reduce waits_without_patience "&& reducer_oldest_ends_soon(reducer)" "")
+tutti_mutant(test_orders zero/reduce waits_without_patience "&& reducer_await_oldest_briefly(reducer)" "")
 tutti_mutant(test_orders zero/reduce waits_and_naps_for_ever "&& clock_ns() < began_ns + POLL_NS" "")
 tutti_mutant(test_orders zero/zero steps_wait_for_all_updates "TRY(reducer_begin_step(&zero->reducer));\n    return" "TRY(reducer_begin_step(&zero->reducer));\n    for (int u = 0; u < units; u++) TRY(placement_await_unit(&zero->placement, u, zero->steps + 1));\n    return")
 tutti_mutant(test_orders zero/placement says_nothing_on_one_host "        placed_unit_publish_version(placed);\n        return TUTTI_OK;" "        return TUTTI_OK;")
