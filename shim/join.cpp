@@ -66,8 +66,9 @@ static tutti_status store_bridge_remove(void *context, const char *key)
     return store_call_catching(&unreported,
         [&](c10d::Store &store) { return store.deleteKey(key) ? TUTTI_OK : TUTTI_SYSTEM; });
 }
-/* Returns true if the check has ended the join. */
-static bool store_bridge_is_cancelled(void *context)
+/* Runs the check, and keeps what it throws, which ends the join; later calls run nothing. Returns true if it has ended
+ * the join. */
+static bool store_bridge_poll_cancelled(void *context)
 {
     auto *bridge = static_cast<StoreBridge *>(context);
     try {
@@ -123,7 +124,7 @@ static tutti_comm *comm_join_through_store(const c10::intrusive_ptr<c10d::Store>
     const std::vector<int> compared(members.begin(), members.end());
     config.members = static_cast<int>(members.size()) == size && !options.is_alone ? compared.data() : nullptr;
     config.is_reconfigurable = options.global_ranks_in_group.empty();
-    config.is_cancelled = check ? store_bridge_is_cancelled : nullptr;
+    config.is_cancelled = check ? store_bridge_poll_cancelled : nullptr;
     tutti_comm *comm = nullptr;
     tutti_status status = tutti_comm_init(&comm, &config);
     if (status == TUTTI_OK) return comm;

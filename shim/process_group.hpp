@@ -273,9 +273,9 @@ class ProcessGroupTutti final : public c10d::Backend {
     void end_membership(ChangeCheck &check, Member::Time deadline);
     /* Waits for the other members, joins them, and returns the new communicator. */
     c10::intrusive_ptr<Communicator> join_members(ChangeCheck &check, Member::Time deadline);
-    /* Throws if another thread has interrupted the change, after it has aborted the new communicator on all members.
-     * The caller holds communicator_mutex_. */
-    void check_interrupted(const Roster &roster, Communicator &communicator) const;
+    /* If another thread has interrupted the change: aborts the new communicator, on all members, and throws. The caller
+     * holds communicator_mutex_. */
+    void abort_if_interrupted(const Roster &roster, Communicator &communicator) const;
     /* Lets calls in again, with the new communicator. Returns the changed group. */
     c10::intrusive_ptr<ProcessGroupTutti> begin_membership(const Roster &roster,
         c10::intrusive_ptr<Communicator> communicator);

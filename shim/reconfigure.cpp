@@ -103,7 +103,7 @@ void ProcessGroupTutti::fail_change(const Roster &roster, tutti_status status, c
 }
 
 /* ---- the new membership ---- */
-void ProcessGroupTutti::check_interrupted(const Roster &roster, Communicator &communicator) const
+void ProcessGroupTutti::abort_if_interrupted(const Roster &roster, Communicator &communicator) const
 {
     const char *why = interrupted_;
     if (!why) return;
@@ -117,7 +117,7 @@ c10::intrusive_ptr<ProcessGroupTutti> ProcessGroupTutti::begin_membership(const 
     c10::intrusive_ptr<Communicator> communicator)
 {
     std::lock_guard<std::mutex> lock(communicator_mutex_);
-    check_interrupted(roster, *communicator);
+    abort_if_interrupted(roster, *communicator);
     if (address_given_) kept_.push_back(communicator_);
     address_given_ = false;
     take_communicator(std::move(communicator));
@@ -154,7 +154,7 @@ c10::intrusive_ptr<ProcessGroupTutti> ProcessGroupTutti::begin_membership(const 
     c10::intrusive_ptr<Communicator> communicator)
 {
     std::lock_guard<std::mutex> lock(communicator_mutex_);
-    check_interrupted(roster, *communicator);
+    abort_if_interrupted(roster, *communicator);
     calls_.refuse("this group was reconfigured, so another one has taken its place: torch.distributed.group.WORLD");
     changing_ = false;
     return c10::make_intrusive<ProcessGroupTutti>(*this, roster, std::move(communicator));

@@ -74,7 +74,7 @@ class Decoder:
         self._turn = (self._turn + 1) % TURNS
         with torch.no_grad():
             with fail_all_on_error(self._fail_others):
-                self._chosen, self._placed = self._check(tokens, chosen)
+                self._chosen, self._placed = self._place(tokens, chosen)
                 self._rows(self._chosen, self._placed, 0).scatter(tokens.contiguous(), None)
             barrier(self.group)
         shape = self._per_rank, self.ranks, self.capacity, self.columns
@@ -85,9 +85,9 @@ class Decoder:
         """Joins the barrier in which the other ranks wait, and makes it raise ValueError on them."""
         barrier(self.group, failed=True)
 
-    def _check(self, tokens: Tensor, chosen: Tensor) -> tuple[Tensor, Tensor]:
-        """Checks the arguments of dispatch(), and writes the number of this rank's rows into the owners' arrays.
-        Returns (chosen, placed), as in _core.place()."""
+    def _place(self, tokens: Tensor, chosen: Tensor) -> tuple[Tensor, Tensor]:
+        """Checks the arguments of dispatch(), places the tokens, and writes the number of this rank's rows into the
+        owners' arrays. Returns (chosen, placed), as in _core.place()."""
         check_tensors("experts", tokens=tokens, chosen=chosen)
         if tokens.shape[1:] != (self.columns,) or len(tokens) > self.capacity or tokens.dtype != self.dtype:
             raise ValueError(f"experts: tokens are {list(tokens.shape)} of {tokens.dtype}; this Decoder takes at most "
