@@ -50,8 +50,8 @@ uint64_t store_mode_timing_word(unsigned number, int64_t ns)
 }
 
 /* ---- the reader's end ---- */
-/* Ends the A/B test of a size class: counts it as decided in judge->chosen, and switches to the other mode if `switches`
-   is set. The caller publishes the word. */
+/* Ends the A/B test of a size class: counts it as decided in judge->chosen, and switches to the other mode if
+   `switches` is set. The caller publishes the word. */
 static void store_judge_end_test(struct store_judge *judge, enum filling filling, bool switches)
 {
     uint8_t byte = filling_choice_byte(filling, judge->chosen), next_byte = (uint8_t)((byte ^ switches) + 2);
