@@ -186,7 +186,7 @@ class Compressor:
 
     def __del__(self) -> None:
         """Ends the thread."""
-        if hasattr(self, "_work"):
+        if hasattr(self, "_tasks"):
             self._tasks.put(None)
 
     def __reduce__(self) -> Any:

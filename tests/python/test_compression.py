@@ -2,7 +2,9 @@
 gradients, which together with the residuals add up to the given ones, whatever a message leaves out."""
 import contextlib
 import copy
+import gc
 import os
+import threading
 
 import pytest
 import torch
@@ -351,6 +353,20 @@ def run_loaded_momentum(world):
 
 def test_momentum_begins_anew(shared):
     shared(2).run(run_loaded_momentum)
+
+
+def run_dropped(world):
+    before = set(threading.enumerate())
+    model, compressor, optimizer = ddp("int8")
+    train(world, model, optimizer, range(2))
+    thread, = (thread for thread in set(threading.enumerate()) - before if thread.name == "tutti compression")
+    del model, compressor, optimizer
+    gc.collect()
+    thread.join()
+
+
+def test_the_thread_of_a_dropped_compressor_ends(shared):
+    shared(2).run(run_dropped)
 
 
 LEAVES = """
