@@ -7,7 +7,11 @@
 #define OK(call) REQUIRE((call) == TUTTI_OK)
 #define SAYS(text) REQUIRE(strstr(tutti_get_last_error(), text) != NULL)
 /* A put of COUNT elements is announced by every transport. SMALL: its bytes travel with the message. */
+#ifdef FEW
+enum { COUNT = 1 << 17, SMALL = 10 };
+#else
 enum { COUNT = 1 << 20, SMALL = 10 };
+#endif
 /* PRIVATE: no rank writes directly. MIXED: only rank 1 has memory that others write directly. */
 enum memory_kind { SHARED_MEMORY, PRIVATE_MEMORY, MIXED_MEMORY, MEMORY_KINDS };
 struct window { tutti_window *handle; int32_t *at; bool is_shared; };
