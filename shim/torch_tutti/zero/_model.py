@@ -222,8 +222,8 @@ class Manager:
                       key=lambda entry: entry.unit)
 
     def _innermost_units(self) -> dict[nn.Parameter, int]:
-        """Returns {parameter: its innermost unit}, without parameters that are in several units of which none contains
-        the others."""
+        """Returns {parameter: its innermost unit}, without parameters of the model alone, and without those that are in
+        several units of which none lies inside all others."""
         holders: dict[nn.Parameter, list[int]] = {}
         for number, module in enumerate(self.modules[1:], 1):          # inner modules come after outer ones
             for parameter in module.parameters():
