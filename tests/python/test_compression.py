@@ -355,7 +355,7 @@ def test_momentum_begins_anew(shared):
     shared(2).run(run_loaded_momentum)
 
 
-def run_dropped(world):
+def run_deleted(world):
     before = set(threading.enumerate())
     model, compressor, optimizer = ddp("int8")
     train(world, model, optimizer, range(2))
@@ -365,8 +365,8 @@ def run_dropped(world):
     thread.join()
 
 
-def test_the_thread_of_a_dropped_compressor_ends(shared):
-    shared(2).run(run_dropped)
+def test_the_thread_of_a_deleted_compressor_ends(shared):
+    shared(2).run(run_deleted)
 
 
 LEAVES = """
