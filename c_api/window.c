@@ -1,6 +1,7 @@
 /* The public functions of windows: checks their arguments, and makes operations of them. */
 #include "backend/base/dtype.h"
 #include "backend/base/memory.h"
+#include "backend/engine/error_text.h"
 #include "c_api/call.h"
 #include "include/tutti_window.h"
 
@@ -109,10 +110,7 @@ tutti_status tutti_window_map(tutti_window *w, int peer, void **out)
             w->peers[peer].row ? "its memory is private, allocate it with tutti_mem_alloc (in Python torch_tutti.empty)"
                                : "the rank is on another host; use puts and signals");
     if (window_peer_has_freed(w, peer))
-        return status_refuse(TUTTI_INVALID_ARGUMENT,
-            "rank %d of %s has freed its window (number %u), so rank %d cannot map it; all ranks must deregister a "
-            "window together",
-            peer, w->comm->group.name, w->number, w->rank);
+        return status_mark_refusal(window_fail_freed(&w->comm->group, w, peer, "cannot map it"));
     *out = w->peers[peer].memory;
     return TUTTI_OK;
 }

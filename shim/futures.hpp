@@ -18,8 +18,8 @@ class Futures {
     static void start_first_thread(const std::string &who);
     /* Queues a Work, whose futures a thread then completes. The queue takes over one reference to the Work. */
     static void push(Work *work);
-    /* Starts a thread unless one is idle. Returns false if no thread can complete one more future, because
-     * none exists, or because all are in callbacks and the caller is one, too. */
+    /* Starts a thread unless one is idle. Returns false if no thread can complete one more future, because none
+     * exists, or because all are in callbacks and the caller is one, too. */
     static bool ensure_thread();
     /* Completes the futures of queued Works on the calling thread, but only while no other thread can start. */
     static void complete_queued();

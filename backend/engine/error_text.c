@@ -189,3 +189,9 @@ void error_text_of_window(const struct operation *op, char *out, size_t bytes)
     if (op->message.window.kind <= WINDOW_AWAIT) snprintf(out, bytes, "%s rank %d", name, op->message.window.peer);
     else snprintf(out, bytes, "%s", name);
 }
+tutti_status window_fail_freed(const struct group *group, const struct tutti_window *w, int peer, const char *effect)
+{
+    return status_fail(TUTTI_INVALID_ARGUMENT,
+        "rank %d of %s has freed its window (number %u), so rank %d %s; all ranks must deregister a window together",
+        peer, group->name, w->number, w->rank, effect);
+}

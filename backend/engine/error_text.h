@@ -21,3 +21,7 @@ void error_text_of_death(const struct group *group, int dead, int seer, const ch
 void error_text_of_leaving(const struct group *group, int gone, int waiter, const char *where, char *out, size_t bytes);
 /* Describes the cause that the hosts decided on, for the user of this rank. */
 void error_text_of_cause(const struct group *group, const struct agree_cause *cause, char *out, size_t bytes);
+/* Fails with INVALID_ARGUMENT because rank `peer` has freed its window. `effect` is the consequence for this rank, as
+   in "cannot map it". */
+tutti_status window_fail_freed(const struct group *group, const struct tutti_window *window, int peer,
+    const char *effect);

@@ -235,11 +235,7 @@ static void windows_refuse_peer(tutti_comm *comm, struct operation **at)
     const struct window_operation *o = &(*at)->message.window;
     const char *effect = o->kind == WINDOW_AWAIT ? "gets no more signals of it" : "can no longer write it";
     if (comm_fail_if_due(comm) != TUTTI_OK) return;
-    windows_refuse_operation(comm, at,
-        status_fail(TUTTI_INVALID_ARGUMENT,
-            "rank %d of %s has freed its window (number %u), so rank %d %s; all ranks must deregister a window "
-            "together",
-            o->peer, comm->group.name, o->of->number, comm->group.rank, effect));
+    windows_refuse_operation(comm, at, window_fail_freed(&comm->group, o->of, o->peer, effect));
 }
 /* Refuses an operation because its window was deregistered. Returns false if a transport still uses the bytes of the
    put. */

@@ -26,13 +26,18 @@ static struct window window_open(const struct rank *me, tutti_comm *comm)
     OK(tutti_window_register(w.at, COUNT, TUTTI_INT32, comm, &w.handle));
     return w;
 }
-static void window_forget(struct window *w)
+static void window_free_memory(struct window *w)
 {
-    OK(tutti_window_free(w->handle));
     if (w->is_shared) OK(tutti_mem_free(w->at));
     else free(w->at);
 }
-static int32_t *integers(int32_t value)
+static void window_forget(struct window *w)
+{
+    OK(tutti_window_free(w->handle));
+    window_free_memory(w);
+}
+/* Returns COUNT integers of that value. The caller frees them. */
+static int32_t *integers_create(int32_t value)
 {
     int32_t *at = malloc(COUNT * sizeof *at);
     for (int i = 0; i < COUNT; i++) at[i] = value;
@@ -66,7 +71,7 @@ static void requires_refusals(const struct window *w, const int32_t *from)
 static void frees_while_idle(struct rank *me)
 {
     struct window w = window_open(me, me->comm), other = window_open(me, me->comm);
-    int32_t *from = integers(3);
+    int32_t *from = integers_create(3);
     OK(tutti_barrier(me->comm, NULL));
     if (me->rank == 1) window_forget(&w);
     if (me->rank == 0) requires_refusals(&w, from);
@@ -87,7 +92,7 @@ static void signals_before_it_frees(struct rank *me)
 {
     enum { SIGNALS = 20 };
     struct window w = window_open(me, me->comm);
-    int32_t *from = integers(4);
+    int32_t *from = integers_create(4);
     if (me->rank == 1) {
         OK(window_put(&w, from, COUNT, 0));
         for (int n = 0; n < SIGNALS; n++) OK(tutti_window_signal(w.handle, 0, NULL));
@@ -120,7 +125,7 @@ static void frees_during_a_wait(struct rank *me)
 /* The peer writes its own memory again at once. */
 static void frees_during_puts(struct rank *me)
 {
-    int32_t *from = integers(5);
+    int32_t *from = integers_create(5);
     for (int round = 0; round < 5; round++) {
         struct window w = window_open(me, me->comm);
         if (me->rank == 1) {
@@ -137,8 +142,7 @@ static void frees_during_puts(struct rank *me)
         OK(tutti_barrier(me->comm, NULL));
         if (me->rank == 1) {
             for (int i = 0; i < COUNT; i++) REQUIRE(w.at[i] == 0x07070707);
-            if (w.is_shared) OK(tutti_mem_free(w.at));
-            else free(w.at);
+            window_free_memory(&w);
         } else window_forget(&w);
     }
     free(from);
@@ -148,7 +152,7 @@ static void frees_during_puts(struct rank *me)
 static void frees_during_its_own_puts(struct rank *me)
 {
     enum { PUTS = 4, PART = COUNT / PUTS };
-    int32_t *from = integers(6);
+    int32_t *from = integers_create(6);
     for (int round = 0; round < 5; round++) {
         struct window w = window_open(me, me->comm);
         if (me->rank == 1) {
