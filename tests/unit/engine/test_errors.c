@@ -447,68 +447,10 @@ static void test_destroy_does_not_wait_for_what_runs(void **state)
     assert_int_equal(tutti_recv(&never, 1, TUTTI_FLOAT32, 0, 0, comm, &r), TUTTI_OK);
     assert_int_equal(tutti_comm_destroy(comm), TUTTI_OK);
 }
-#ifndef NO_PROCESSES
-static void dies(struct rank *me)                       /* the context is not null: the group is reconfigurable */
-{
-    me->comm->group.is_reconfigurable = me->context != NULL;
-    REQUIRE(tutti_barrier(me->comm, NULL) == TUTTI_OK);
-    tutti_status status = tutti_barrier(me->comm, NULL);                /* whoever is through knows the first is over */
-    if (me->rank == 1) { usleep(20000); raise(SIGKILL); }
-    static float big[1 << 20];
-    while (status == TUTTI_OK) status = tutti_all_reduce(big, big, 1 << 20, TUTTI_FLOAT32, TUTTI_SUM, me->comm, NULL);
-    REQUIRE(status == TUTTI_PEER_LOST);
-    SAYS("rank 1 of the group (process ");
-    SAYS("died");
-    SAYS(me->context ? "; reconfigure this group without rank 1 (docs/fault-tolerance.md) or make a new one"
-                     : "; destroy this group and make a new one without it");
-    REQUIRE(tutti_barrier(me->comm, NULL) == TUTTI_PEER_LOST);
-}
-static void test_a_killed_rank_is_named_by_all_survivors(void **state)
-{
-    (void)state;
-    assert_int_equal(world_processes(3, 30, dies, NULL), 1);            /* only the killed one ends badly */
-    assert_int_equal(world_processes(3, 30, dies, state), 1);
-}
-static void test_a_killed_rank_is_named_on_all_hosts(void **state)
-{
-    (void)state;
-    world_pretend("0,1,0,1");
-    assert_int_equal(world_processes(4, 30, dies, state), 1);
-    world_pretend("");
-}
-static void forks(struct rank *me)
-{
-    pid_t child = fork();
-    REQUIRE(child >= 0);
-    if (child == 0) {
-        bool right =
-            tutti_barrier(me->comm, NULL) == TUTTI_FORKED && strstr(tutti_get_last_error(), "before a fork") != NULL;
-        tutti_comm *own;
-        tutti_config config = { .struct_size = sizeof config, .size = 1 };
-        right = right && tutti_comm_destroy(me->comm) == TUTTI_OK && tutti_comm_init(&own, &config) == TUTTI_OK;
-        right = right && tutti_all_reduce(one, other, 4, TUTTI_FLOAT32, TUTTI_SUM, own, NULL) == TUTTI_OK
-            && tutti_comm_destroy(own) == TUTTI_OK;
-        _exit(right ? 0 : 1);
-    }
-    int status;
-    REQUIRE(waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 0);
-    REQUIRE(tutti_barrier(me->comm, NULL) == TUTTI_OK);                 /* the parent is unharmed */
-}
-static void test_a_forked_child_is_refused_and_may_start_anew(void **state)
-{
-    (void)state;
-    assert_int_equal(world_processes(2, 30, forks, NULL), 0);
-}
-#endif
 unit_function test_errors;
 int test_errors(void)
 {
     const struct CMUnitTest tests[] = {
-#ifndef NO_PROCESSES
-        cmocka_unit_test(test_a_killed_rank_is_named_by_all_survivors),
-        cmocka_unit_test(test_a_killed_rank_is_named_on_all_hosts),
-        cmocka_unit_test(test_a_forked_child_is_refused_and_may_start_anew),
-#endif
         cmocka_unit_test(test_wrong_arguments_are_refused_and_harm_nothing),
         cmocka_unit_test(test_what_one_rank_does_is_told_on_all_hosts),
         cmocka_unit_test(test_overlap_that_is_not_in_place_is_refused),

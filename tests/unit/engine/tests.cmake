@@ -2,7 +2,7 @@ set(names agreement fast_path tuner_run collectives messages monitored errors as
   shared_failures shared_messages repeats ring one_sided versions prediction uneven queue
   properties network eviction priority rows)
 if(NOT TUTTI_SANITIZE STREQUAL "thread")                               # arithmetic, and processes
-  list(APPEND names bitwise single_copy)
+  list(APPEND names bitwise deaths single_copy)
 endif()
 if(NOT TUTTI_SANITIZE)                                                 # the sanitizers make calls of their own
   list(APPEND names refused)
@@ -33,6 +33,9 @@ foreach(name messages async queue properties priority)
   tutti_over_inproc(test_${name} "*")
 endforeach()
 tutti_over_inproc(test_errors "*hosts*")
+if(NOT TUTTI_SANITIZE STREQUAL "thread")
+  tutti_over_inproc(test_deaths "*hosts*")
+endif()
 if(NOT TUTTI_SANITIZE)                                                 # these have the others
   tutti_over_inproc(test_collectives "*hosts*")
   tutti_over_inproc(test_uneven "*hosts*")

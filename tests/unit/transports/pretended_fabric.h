@@ -1,0 +1,224 @@
+/* A fabric without a network: the test delivers each message by hand. With it, a group of three processes, of which
+   this is the first, and a process that is no member. For one test file. */
+#pragma once
+#include "backend/base/descriptor.h"
+#include "backend/base/memory.h"
+#include "backend/base/status.h"
+#include "backend/transports/fabric/fabric_transport.h"
+#include "tests/support/unit.h"
+#include "tests/unit/transports/ranks.h"
+#include <sys/eventfd.h>
+
+enum { RANKS = 3, STRANGER = RANKS, PROCESSES, COMM = 77 };
+
+/* ---- a fabric that is none ---- */
+struct delivery {
+    struct endpoint *from;
+    const struct header *header;
+    void *data;
+    size_t bytes;
+    bool announced, kept;
+};
+static struct delivery *due; /* to be heard in the next progress of a port */
+static int released, fetched, ended;
+static char descriptors[1]; /* what is announced: nothing is read of it */
+
+static tutti_status fabric_begin(struct fabric *f, const struct fabric_environment *place)
+{
+    (void)place;
+    f->address_bytes = 1;
+    f->event_descriptor = descriptor_move_above_stderr(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+    return TUTTI_OK;
+}
+static void part(struct fabric *f) { (void)f; }
+static void finish(struct fabric *f)
+{
+    for (struct endpoint *e; (e = f->endpoints) != NULL; free(e)) f->endpoints = e->next;
+    close(f->event_descriptor);
+}
+static tutti_status connect_to(struct fabric *f, const unsigned char process[16], const struct key_id *key,
+    const unsigned char *address, size_t bytes, struct endpoint **out)
+{
+    (void)key, (void)address, (void)bytes;
+    struct endpoint *e = memory_alloc_zeroed(1, sizeof *e);
+    memcpy(e->process, process, sizeof e->process);
+    e->is_open = true;
+    e->next = f->endpoints;
+    *out = f->endpoints = e;
+    return TUTTI_OK;
+}
+static bool send_none(struct fabric *f, struct fabric_op *op, const void *data, bool announced)
+{
+    (void)f, (void)op, (void)data, (void)announced;
+    return false;
+}
+static bool bytes_fetch(struct fabric *f, struct fabric_op *op, void *descriptor, void *buffer)
+{
+    (void)f, (void)descriptor, (void)buffer, (void)op;
+    fetched++;
+    return false;
+}
+static void release(struct fabric *f, void *descriptor)
+{
+    (void)f, (void)descriptor;
+    released++;
+}
+static bool progress(struct fabric *f)
+{
+    struct delivery *d = due;
+    due = NULL;
+    if (d) d->kept = fabric_handle_message(f, d->from, d->header, d->data, d->bytes, d->announced);
+    return d != NULL;
+}
+static bool arm(struct fabric *f)
+{
+    (void)f;
+    return true;
+}
+static void disconnect(struct fabric *f, struct endpoint *e)
+{
+    (void)f, (void)e;
+    ended++;
+}
+static void address(const struct endpoint *e, char *out, size_t bytes)
+{
+    snprintf(out, bytes, "address %d", e->process[0]);
+}
+static const struct fabric_operations operations = { .name = "none",
+    .start = fabric_begin,
+    .shutdown = part,
+    .finish = finish,
+    .connect = connect_to,
+    .send = send_none,
+    .fetch = bytes_fetch,
+    .release = release,
+    .progress = progress,
+    .arm = arm,
+    .disconnect = disconnect,
+    .print_address = address };
+static struct fabric fabric = FABRIC(&operations);
+
+/* ---- a group of three processes, of which this is the first, and a process that is not in it ---- */
+static unsigned char processes[PROCESSES][16] = { { 1 }, { 2 }, { 3 }, { 9 } };
+static struct endpoint *ends[PROCESSES];
+static struct alarm_bell bell;
+static struct rank me;
+
+static const unsigned char *process_of(void *context, int rank)
+{
+    (void)context;
+    return processes[rank];
+}
+static tutti_status address_of(void *context, const struct fabric *of, int rank, void *out, size_t *bytes)
+{
+    (void)context, (void)of, (void)rank, (void)out, (void)bytes;
+    return TUTTI_IN_PROGRESS;
+}
+static void name_of_host(void *context, int rank, char *out, size_t bytes)
+{
+    (void)context;
+    snprintf(out, bytes, "host %d", rank);
+}
+static void join_group(void)
+{
+    const struct fabric_callbacks callbacks = { .process = process_of, .address = address_of, .name = name_of_host };
+    me = (struct rank){ .rank = 0, .size = RANKS, .router = new_router(0, RANKS, &bell) };
+    me.router->comm = COMM;
+    assert_int_equal(fabric_connect(&fabric, me.router, &callbacks), TUTTI_OK);
+}
+static int open_all(void **state)
+{
+    const struct fabric_environment place = { .simulated = true };
+    unsigned char address[FABRIC_ADDRESS_BYTES];
+    size_t bytes;
+    (void)state;
+    assert_int_equal(fabric_open(&fabric, processes[0], &place, address, &bytes), TUTTI_OK);
+    pthread_mutex_lock(&fabric.lock);
+    for (int i = 0; i < PROCESSES; i++) connect_to(&fabric, processes[i], NULL, NULL, 0, &ends[i]);
+    pthread_mutex_unlock(&fabric.lock);
+    released = fetched = ended = 0;
+    memset(&fabric.recently_closed, 0, sizeof fabric.recently_closed);
+    return 0;
+}
+static int open_and_join(void **state)
+{
+    open_all(state);
+    join_group();
+    return 0;
+}
+static int leave_and_close(void **state)
+{
+    (void)state;
+    router_destroy(me.router);
+    fabric_close(&fabric);
+    return 0;
+}
+
+/* ---- what is said ---- */
+static bool polls; /* the rank polls when it is said */
+static bool say(int process, struct header h, const void *data, size_t bytes)
+{
+    struct delivery d = { ends[process], &h, (void *)(uintptr_t)data, bytes, h.id && h.kind == MESSAGE, false };
+    if (d.announced) d.data = descriptors;
+    h.comm = COMM;
+    pthread_mutex_lock(&fabric.lock);
+    if (!polls) d.kept = fabric_handle_message(&fabric, d.from, d.header, d.data, d.bytes, d.announced);
+    else due = &d;
+    pthread_mutex_unlock(&fabric.lock);
+    if (polls) router_poll(me.router);
+    return d.kept;
+}
+static uint32_t sequences[RANKS];
+static struct header short_of(int rank, uint64_t name, size_t bytes)
+{
+    return (struct header){ .name = name_of(name), .bytes = bytes, .from = rank, .sequence = sequences[rank]++ };
+}
+static struct header long_of(int rank, uint64_t name, size_t bytes, uint64_t id)
+{
+    struct header h = short_of(rank, name, bytes);
+    h.id = id;
+    return h;
+}
+static bool announce(int rank, uint64_t name, size_t bytes, uint64_t id)
+{
+    return say(rank, long_of(rank, name, bytes, id), NULL, bytes);
+}
+static void withdraw(int rank, uint64_t name, uint64_t id)
+{
+    say(rank, (struct header){ .kind = WITHDRAWN, .name = name_of(name), .id = id, .from = rank }, NULL, 0);
+}
+static void poll_all(void)
+{
+    for (int n = 0; n < 5; n++) router_poll(me.router);
+}
+static void assert_refused(int process, const char *why)
+{
+    poll_all();
+    assert_true(ends[process]->is_faulty);
+    assert_string_equal(ends[process]->why, why);
+    assert_int_equal(ended, 1);
+}
+/* And the others are well: what rank 1 sends is received. */
+static void assert_heard(int rank, uint64_t name)
+{
+    unsigned char out[8] = { 5 }, in[8] = { 0 };
+    struct transfer x;
+    struct piece piece;
+    rank_recv(&me, &x, rank, name, &piece, in, sizeof in);
+    say(rank, short_of(rank, name, sizeof out), out, sizeof out);
+    poll_all();
+    assert_int_equal(x.state, TRANSFER_DONE);
+    assert_int_equal(in[0], 5);
+}
+/* Each test, while the rank polls and while it does not. */
+static void in_both_ways(void (*test)(void))
+{
+    void *none = NULL;
+    for (int way = 0; way < 2; way++) {
+        polls = way;
+        memset(sequences, 0, sizeof sequences);
+        open_and_join(&none);
+        test();
+        leave_and_close(&none);
+    }
+}
