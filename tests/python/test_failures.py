@@ -248,7 +248,7 @@ def shut_down_under_one_that_stays(world):
 
 
 def test_group_ends_under_a_thread_that_stays(fresh):
-    """The group ends while a thread is still in a call, and later calls of that thread get an error that says so."""
+    """The group ends while a thread is still in a call, and its later calls get an error with that reason."""
     ranks = fresh(2, environment={"TORCH_FR_BUFFER_SIZE": "10"})
     assert ranks.run(shut_down_under_one_that_stays) == [(0, ["told", True])] * 2
 

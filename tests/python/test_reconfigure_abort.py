@@ -91,7 +91,7 @@ def abort_in_phase(world, way, held, key, after):
     return str(found[0])
 
 
-# What rank 1 waits for: the record of rank 2; rank 2, which knows the table; the memory of rank 0.
+# In these phases rank 1 waits for the record of rank 2, for rank 2 to connect, and for the memory of rank 0.
 PHASES = {"records": (2, "r{rank}", False), "ranks": (2, "/table", True), "memory": (0, "/table", True)}
 
 

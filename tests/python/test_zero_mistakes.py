@@ -1,4 +1,4 @@
-"""Tests of mistakes with zero.shard, and of ranks that die: each ends in an error that says so."""
+"""Tests of mistakes with zero.shard, and of ranks that die: each ends in an error with the reason."""
 import copy
 
 import pytest
