@@ -58,13 +58,15 @@ tutti_status shm_group_receive_descriptor(const struct group *group, const struc
 {
     const struct peer *maker = group->peers[s->ranks[0]];
     tutti_status status = TUTTI_TIMEOUT;
-    while (status == TUTTI_TIMEOUT && clock_ms() < deadline_ms && !peer_is_gone(maker)) {
+    bool is_gone = false;
+    while (status == TUTTI_TIMEOUT && clock_ms() < deadline_ms && !is_gone) {
         TRY(shm_group_check_join(group));
+        /* A maker may have sent the descriptor and ended since, so the descriptor is looked for after this question. */
+        is_gone = peer_is_gone(maker);
         int64_t slice_ms = clock_ms() + SLICE_MS;
         status = peers_await_descriptor(token, slice_ms < deadline_ms ? slice_ms : deadline_ms, descriptor);
     }
     if (status != TUTTI_TIMEOUT) return status;
-    if (peer_is_gone(maker))
-        return status_fail(TUTTI_PEER_LOST, "rank %d died before it had sent %s", s->ranks[0], what);
+    if (is_gone) return status_fail(TUTTI_PEER_LOST, "rank %d died before it had sent %s", s->ranks[0], what);
     return status_fail(status, "rank %d has not sent %s: it is too slow or stopped", s->ranks[0], what);
 }

@@ -7,6 +7,9 @@ tutti_over_inproc(test_hosts "*")
 set(join ${CMAKE_SOURCE_DIR}/backend/join)
 tutti_unit(join interface links)
 target_sources(test_interface PRIVATE ${join}/interface.c)
+tutti_unit(join shm_group transports)
+target_sources(test_shm_group PRIVATE ${join}/shm_group.c ${join}/join_result.c)
+target_link_libraries(test_shm_group PRIVATE peers_world)
 # The bootstrap needs no more of join/ than a few files.
 tutti_helper(bootstrap_world unit/join/bootstrap_world.c ${join}/bootstrap.c ${join}/bootstrap_id.c ${join}/records.c
   ${join}/terms.c ${join}/join_result.c ${join}/store_wait.c)
