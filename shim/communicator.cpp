@@ -45,13 +45,13 @@ Communicator::~Communicator()
     close();
     tutti_comm_release(comm_);
 }
-void Communicator::report_failure()
+void Communicator::run_abort_hooks()
 {
     if (has_abort_hooks() && !is_inherited()) abort_report_.run(*hooks);
 }
 void Communicator::abort()
 {
-    report_failure();
+    run_abort_hooks();
     if (!closed_ && tutti_comm_abort(comm_) != TUTTI_OK) error_throw_last(TUTTI_FORKED);
 }
 void Communicator::close()

@@ -40,7 +40,7 @@ class Communicator final : public c10::intrusive_ptr_target {
     /* The hooks of the group. The group sets them; null before. */
     std::shared_ptr<const Hooks> hooks;
     /* Runs the abort hooks, once. Every function that raises an error of a failed group calls this first. */
-    void report_failure();
+    void run_abort_hooks();
     /* True if the group is open and has abort hooks. */
     bool has_abort_hooks() const { return hooks && !hooks->abort.empty() && !closed_; }
     /* Leaves the group. Running operations end with AbortedError, and the threads that wait for them return. */

@@ -226,7 +226,7 @@ bool ProcessGroupTutti::run_directly(Start begin)
     tutti_status status = begin(communicator_->get(), &request);
     if (status != TUTTI_OK) {
         std::string text = tutti_get_last_error();
-        if (!request.refused) communicator_->report_failure();
+        if (!request.refused) communicator_->run_abort_hooks();
         error_throw(status, text);
     }
     ++sequence_;
@@ -269,8 +269,8 @@ WorkPointer ProcessGroupTutti::start(const Call &call, Footprint footprint, Star
     if (blocking) operation.store_outcome(status, text);
     else if (coalesced && operation.request.refused) work->withdraw(operation);
     else work->finish(operation, status);
-    if (!operation.request.refused) communicator_->report_failure();
-    recorder::record_report_failure(operation.record);
+    if (!operation.request.refused) communicator_->run_abort_hooks();
+    recorder::record_report_broken_group(operation.record);
     error_throw(status, text);
 }
 static int64_t tensors_count_elements(const Tensors &tensors)

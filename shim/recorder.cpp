@@ -178,7 +178,7 @@ void record_set_outcome(uint64_t id, tutti_status outcome, bool alone, const std
 }
 /* Reports the operation if it is the first that has broken its group. Calls `report` without the lock, because that
  * runs Python. */
-void record_report_failure(uint64_t id)
+void record_report_broken_group(uint64_t id)
 {
     std::string text;
     {

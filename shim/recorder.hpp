@@ -114,7 +114,7 @@ void record_mark_refused(uint64_t id, RecordedNumbers &numbers);
 void record_set_outcome(uint64_t id, tutti_status outcome, bool alone, const std::string &text, int source);
 /* Calls `report` if the operation has broken its group and no report was made for the group. The caller then raises the
  * error. An id of 0 is ignored. */
-void record_report_failure(uint64_t id);
+void record_report_broken_group(uint64_t id);
 /* Copies all groups, and the operations among the newest `max_records` records that were not refused. */
 Recording recording_copy_newest(size_t max_records);
 

@@ -265,8 +265,8 @@ void Work::wait_for(Operation &operation, std::chrono::milliseconds timeout)
         operation.over.wait(false, std::memory_order_acquire);
     }
     if (operation.outcome == TUTTI_OK) return;
-    communicator_->report_failure();
-    recorder::record_report_failure(operation.record);
+    communicator_->run_abort_hooks();
+    recorder::record_report_broken_group(operation.record);
     error_throw(operation.outcome, operation.text);
 }
 bool Work::wait(std::chrono::milliseconds timeout)
@@ -367,8 +367,8 @@ void Work::complete_futures()
         if (outcome_ && !std::exchange(outcome_taken_, true)) outcome = outcome_;
     }
     std::exception_ptr problem = exception();
-    if (has_failed_group()) communicator_->report_failure();
-    if (const Operation *failed = failed_) recorder::record_report_failure(failed->record);
+    if (has_failed_group()) communicator_->run_abort_hooks();
+    if (const Operation *failed = failed_) recorder::record_report_broken_group(failed->record);
     try {
         if (staged_) deliver();
     } catch (...) {

@@ -30,7 +30,7 @@ struct node double_tree_node(int size, int me, int root, int tree)
 }
 /* Returns the tree that this rank serves first. In it the rank is a leaf, so its parent there need not wait for its
    children in the other tree. */
-static int double_tree_first_served(const struct team *team, int root)
+static int double_tree_first_to_serve(const struct team *team, int root)
 {
     struct node node = double_tree_node(team->size, team->me, root, 0);
     return team->me != root && (node.child[0] >= 0 || node.child[1] >= 0);
@@ -52,14 +52,14 @@ void team_reduce_double_tree(struct schedule *schedule, const struct team *team,
 {
     struct span have = team_all_pieces(schedule, team, team->source);
     if (team_copy_sum_if_alone(schedule, team, sum)) return;
-    for (int i = 0, tree = double_tree_first_served(team, root); i < 2; i++, tree = !tree)
+    for (int i = 0, tree = double_tree_first_to_serve(team, root); i < 2; i++, tree = !tree)
         double_tree_reduce_half(schedule, team, double_tree_node(team->size, team->me, root, tree),
             span_part(have, tree, 1), span_part(sum, tree, 1));
 }
 /* Each of the two pieces goes down one tree. */
 void team_broadcast_double_tree(struct schedule *schedule, const struct team *team, int root)
 {
-    for (int i = 0, tree = double_tree_first_served(team, root); i < 2; i++, tree = !tree) {
+    for (int i = 0, tree = double_tree_first_to_serve(team, root); i < 2; i++, tree = !tree) {
         struct node node = double_tree_node(team->size, team->me, root, tree);
         struct span half = team_piece(schedule, team, OUTPUT, tree);
         if (node.parent >= 0) step_recv(schedule, half, team_rank(team, node.parent));

@@ -65,8 +65,9 @@ static bool ctrl_msg_post(struct channel *channel, const struct ctrl_msg *msg)
         return ctrl_queue_add_or_replace(&registry.incoming, msg, registry.self.nonce);
     }
     if (!channel->routes) return peer_post_ctrl_msg(peer, msg);
-    bool sent = ctrl_msg_send_routed(channel, true, msg);
-    if (!(msg->flags & FINAL_MSG)) routes_record_sent(channel->routes, msg->to.rank);
+    const bool is_open = true;
+    bool sent = ctrl_msg_send_routed(channel, is_open, msg);
+    if (!(msg->flags & FINAL_MSG)) routes_expect_answer(channel->routes, msg->to.rank);
     return sent;
 }
 /* Sends a message of `length` bytes, at most CHANNEL_BYTES, to rank `to`. With flags it is also kept as the channel's

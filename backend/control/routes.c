@@ -163,7 +163,7 @@ int routes_steps_left(const struct routes *routes, int to)
 }
 /* Two more steps lead to the first process of the own host, and from the first process of the last host to the rank. */
 int routes_most_hops(const struct routes *routes) { return route_longest_distance(routes->map.hosts) + 2; }
-void routes_record_sent(struct routes *routes, int to)
+void routes_expect_answer(struct routes *routes, int to)
 {
     const struct peer *peer = routes->peers[to].peer;
     if (peer && peer->link && routes->unanswered[to] < MOST_UNANSWERED) routes->unanswered[to]++;

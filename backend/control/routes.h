@@ -42,7 +42,7 @@ bool routes_can_forward(const struct routes *routes, int from, int to);
 int routes_steps_left(const struct routes *routes, int to);
 /* Returns the most processes that may pass on a message. */
 int routes_most_hops(const struct routes *routes);
-/* Records a message to a rank that will answer it; messages without an answer are counted. */
-void routes_record_sent(struct routes *routes, int to);
+/* Counts a message to a rank, which must answer it. */
+void routes_expect_answer(struct routes *routes, int to);
 /* Records a message from a rank, which answers the messages to it. */
 void routes_record_received(struct routes *routes, int from);

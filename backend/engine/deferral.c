@@ -33,7 +33,7 @@ void driver_set_deferred(tutti_comm *comm, bool deferred)
     if (atomic_load_explicit(&comm->submission.deferred, memory_order_relaxed) == deferred) return;
     atomic_store_explicit(&comm->submission.deferred, deferred, memory_order_relaxed);
 }
-void comm_set_polling(tutti_comm *comm)
+void comm_stop_listening(tutti_comm *comm)
 {
     _Atomic uint32_t *listening = &comm->executor.site.contact->listening;
     if (atomic_load_explicit(listening, memory_order_relaxed) != LISTENS_NOT)

@@ -13,7 +13,7 @@ bool operation_is_small(const tutti_comm *comm, const struct operation *op);
 bool driver_may_defer(tutti_comm *comm);
 /* Records whether the open operations are deferred. Driver only. */
 void driver_set_deferred(tutti_comm *comm, bool deferred);
-/* Records that a thread polls this communicator, so peers need not ring its bell. Driver only. */
-void comm_set_polling(tutti_comm *comm);
+/* Publishes that this rank needs no ring of its bell, because a thread polls the communicator. Driver only. */
+void comm_stop_listening(tutti_comm *comm);
 /* Rings the bells of peers that have deferred their part, because this rank waits for them. */
 void peers_ring_deferred(const tutti_comm *comm);

@@ -207,14 +207,15 @@ void driver_acquire_role(tutti_comm *comm)
    communicator may be freed after this call. */
 void driver_hand_over_role(tutti_comm *comm)
 {
-    bool open = driver_is_needed(comm), deferred = open && driver_may_defer(comm), rested = comm->submission.deferred;
+    bool needed = driver_is_needed(comm), deferred = needed && driver_may_defer(comm);
+    bool was_deferred = comm->submission.deferred;
     driver_set_deferred(comm, deferred);
     /* A deferred operation is not timed, because its time depends on when its caller comes back. */
     if (deferred) comm->launcher.timed = false;
     if (deferred) atomic_store_explicit(&comm->executor.site.contact->listening, DEFERRED, memory_order_relaxed);
-    else if (!open || rested) comm_set_polling(comm);
+    else if (!needed || was_deferred) comm_stop_listening(comm);
     /* Operations that were deferred before are in the progress list already. */
-    bool asks = open && !(deferred && rested) && (progress_list_add(comm) || !deferred);
+    bool asks = needed && !(deferred && was_deferred) && (progress_list_add(comm) || !deferred);
     driver_release_role(comm);
     /* Wakes the thread only when the role is free. Otherwise it would find the role taken and sleep again. */
     if (asks) progress_thread_wake();
@@ -223,7 +224,7 @@ void driver_hand_over_role(tutti_comm *comm)
 /* ---- driving ---- */
 void driver_drive(tutti_comm *comm, struct operation *op)
 {
-    comm_set_polling(comm);
+    comm_stop_listening(comm);
     for (int64_t n = 0; !operation_is_over(op); n++) {
         struct wait_set blocked;
         wait_set_clear(&blocked);

@@ -234,7 +234,7 @@ static uint32_t messages_read_bell(tutti_comm *comm)
 static void messages_stop_listening(tutti_comm *comm)
 {
     comm->messages.idle_polls = 0;
-    comm_set_polling(comm);
+    comm_stop_listening(comm);
 }
 bool messages_make_progress(tutti_comm *comm, struct wait_set *blocked)
 {

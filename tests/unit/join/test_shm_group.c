@@ -37,8 +37,8 @@ static void receive_from_ended_maker(void)
     peer_watch(&watch);
     loss_await(&loss);
     peer_unwatch(&watch);
-    tutti_status status = shm_group_receive_descriptor(&group, &both, token, clock_ms() + GENEROUS_MS, "the memory",
-        &descriptor);
+    tutti_status status =
+        shm_group_receive_descriptor(&group, &both, token, clock_ms() + GENEROUS_MS, "the memory", &descriptor);
     if (maker_sends) {
         REQUIRE(status == TUTTI_OK && close(descriptor) == 0);
     } else {
