@@ -34,7 +34,7 @@ class Futures {
   private:
     struct Queue;
     static Queue *&queue();
-    /* The caller of the next four functions holds the queue's lock. */
+    /* The caller of these functions holds the queue's lock, except of complete() and serve(). */
     /* Starts a thread. Returns 0, or the error of pthread_create. */
     static int add_thread(Queue *q);
     /* Starts a thread unless one is idle. Returns false if that is necessary and fails. */

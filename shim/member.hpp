@@ -85,9 +85,9 @@ class Member {
     /* Returns this member's handle for its next change, as text. `rank`: the present rank. The first call uses the
      * store. */
     std::string get_handle(int rank);
-    /* Checks a change without any effect, and returns its members. Throws ValueError if a handle is damaged, of another
-     * job or given twice, or if this member's handle is missing, and MismatchError if this member has used the uuid or
-     * the handle before. */
+    /* Checks a change without any effect, and returns its members. Throws ValueError if the timeout is shorter than a
+     * millisecond, if a handle is damaged, of another job or given twice, or if this member's handle is missing, and
+     * MismatchError if this member has used the uuid or the handle before. */
     Roster check(const Change &change);
     /* Records that the uuid and this member's handle are used, so neither works in another change. */
     void begin(const Roster &roster);

@@ -116,7 +116,7 @@ struct agree_peer {
     /* `kind` is that of the cause. The flags are those of agree.c. */
     uint16_t kind, flags;
 };
-/* The layout stays constant. The caller allocates `peers` and `speakers` for the object. */
+/* Stays constant, except the entries of `peers` and `speakers`, which the caller allocates for the object. */
 struct agree_layout {
     int rank, size, hosts;
     const int *host_of;                                /* [size] */

@@ -26,5 +26,5 @@ bool counter_poll_peer(struct executor *executor, int peer, int index, uint64_t 
 bool track_poll_peer(struct executor *executor, int peer, int track, uint64_t target, int polls)
 {
     struct line *line = segment_line(executor->site.segment, peer, track);
-    return peer_poll_counter(executor, peer, &executor->seen[peer][SEEN_COUNTER], &line->counter, target, polls);
+    return peer_poll_counter(executor, peer, &executor->seen[peer][LINE_COUNTER], &line->counter, target, polls);
 }

@@ -19,15 +19,15 @@ static inline int executor_slot_of_tile(const struct executor *executor, int til
     return executor->run.cut->is_single_tile ? 0
                                              : (int)((unsigned)tile % (unsigned)executor->launch.program->plan->slots);
 }
-/* Returns counter `index` (SEEN_COUNTER, SEEN_SLOTS …) in a line. */
+/* Returns counter `index` (LINE_COUNTER, LINE_SLOTS …) in a line. */
 static inline _Atomic uint64_t *line_counter_at(struct line *line, int index)
 {
-    return index == SEEN_COUNTER ? &line->counter : &line->slots[index - SEEN_SLOTS];
+    return index == LINE_COUNTER ? &line->counter : &line->slots[index - LINE_SLOTS];
 }
 /* Returns the index of the counter in which positions of a tile are published. */
 static inline int counter_index_of_tile(const struct executor *executor, int tile)
 {
-    return executor->run.cut->is_single_tile ? SEEN_COUNTER : SEEN_SLOTS + executor_slot_of_tile(executor, tile);
+    return executor->run.cut->is_single_tile ? LINE_COUNTER : LINE_SLOTS + executor_slot_of_tile(executor, tile);
 }
 /* Reads counter `counter` in the line of a peer (a local rank) up to 1 + `polls` times. True: it has reached the
    target. False: it has been added to executor->blocked. */
@@ -63,5 +63,5 @@ static inline void executor_publish_counter(struct executor *executor, int index
 static inline void executor_publish_arrival(struct executor *executor)
 {
     executor->site.lines[executor->run.track].fingerprint = executor->run.fingerprint;
-    executor_publish_counter(executor, SEEN_COUNTER, counter_arrival(executor));
+    executor_publish_counter(executor, LINE_COUNTER, counter_arrival(executor));
 }

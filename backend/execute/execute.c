@@ -26,7 +26,7 @@ static bool step_is_ready_straight(struct executor *executor, const struct step 
     const struct wait *wait = &executor->launch.program->schedule->waits[step->wait], *end = wait + step->wait_count;
     for (; wait < end; wait++)
         if (wait->lag != SLOT_REUSE
-            && !counter_is_reached_within(executor, site_index(&executor->site, wait->rank), SEEN_COUNTER,
+            && !counter_is_reached_within(executor, site_index(&executor->site, wait->rank), LINE_COUNTER,
                 executor->base + 2 + (uint64_t)wait->step, executor_poll_limit(executor)))
             return false;
     return true;
@@ -40,7 +40,7 @@ static bool step_perform_straight(struct executor *executor, int step)
     else if (performed->kind == WORK && !bind_compute_step(executor, performed, 0)) return false;
     executor->steps_done++;
     if (performed->by_tile || performed->by_leave)
-        executor_publish_counter(executor, SEEN_COUNTER, executor->base + 2 + (uint64_t)step);
+        executor_publish_counter(executor, LINE_COUNTER, executor->base + 2 + (uint64_t)step);
     return true;
 }
 /* Runs the steps of the prelude, as part of the announcement. All work that precedes the first poll of a peer then

@@ -58,8 +58,9 @@ struct launch {
     /* True: only a part of the ring of slots is used, so that slots are reused early (slots.c). */
     bool short_ring;
 };
-/* The numbers of a rank's counters in a line: the one of operations of one tile, then one for each slot. */
-enum { SEEN_COUNTER, SEEN_SLOTS, SEEN_COUNT = SEEN_SLOTS + MAX_SLOTS };
+/* The numbers of the counters in a rank's line: the one of arrivals and of operations of one tile, then one for each
+   slot. */
+enum { LINE_COUNTER, LINE_SLOTS, LINE_COUNTERS = LINE_SLOTS + MAX_SLOTS };
 /* A rank's INPUT or OUTPUT. */
 struct operand {
     unsigned char *base;
@@ -165,7 +166,7 @@ struct executor {
     /* Where counters count from, and the number of the collective; equal on all ranks of the host. */
     uint64_t base, operation;
     /* [peer][counter]: the highest positions read so far. */
-    uint64_t (*seen)[SEEN_COUNT];
+    uint64_t (*seen)[LINE_COUNTERS];
     /* The tensors of each peer, if the program touches them. */
     struct operand (*peer_operands)[2];
     /* The number of steps performed so far; if it has not changed, the operation has only waited. */

@@ -43,7 +43,7 @@ static const struct line *executor_peer_line(const struct executor *executor, in
    MISMATCH. */
 static inline bool peer_has_arrived_and_agrees(struct executor *executor, int peer, tutti_status *status)
 {
-    if (!counter_is_reached_within(executor, peer, SEEN_COUNTER, counter_arrival(executor),
+    if (!counter_is_reached_within(executor, peer, LINE_COUNTER, counter_arrival(executor),
             executor_poll_limit(executor)))
         return false;
     if (executor_peer_line(executor, peer)->fingerprint == executor->run.fingerprint) return true;
@@ -101,7 +101,7 @@ __attribute__((noinline)) static bool roll_call_needed_have_arrived(struct execu
     const struct program *program = executor->launch.program;
     for (; executor->run.next_awaited < program->needed.count; executor->run.next_awaited++) {
         int peer = site_index(&executor->site, program->needed.ranks[executor->run.next_awaited]);
-        bool had_arrived = counter_is_reached(executor, peer, SEEN_COUNTER, counter_arrival(executor));
+        bool had_arrived = counter_is_reached(executor, peer, LINE_COUNTER, counter_arrival(executor));
         if (!peer_has_arrived_and_agrees(executor, peer, status)) return false;
         if (had_arrived) executor_prefetch_peer_line(executor, peer);
     }

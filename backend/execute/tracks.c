@@ -32,6 +32,7 @@ void tracks_end_operation(struct executor *executor)
         tracks->turn++;
         return;
     }
+    /* The next operation, of any kind, gets the next track of the ring, and `other` is the one before it. */
     tracks->other = tracks->newest;
     tracks->next = tracks->newest = tracks_next(executor);
     tracks->one_sided_hash = (tracks->one_sided_hash ^ executor->run.fingerprint) * 0x9e3779b97f4a7c15u;
@@ -66,7 +67,7 @@ bool tracks_next_is_free(struct executor *executor, tutti_status *status)
     uint64_t own = executor_declaration(executor, executor->site.index, wanted - 1)->fingerprint;
     for (int peer = 0; peer < executor->site.ranks; peer++) {
         if (peer == executor->site.index) continue;
-        if (executor->seen[peer][SEEN_COUNTER] < arrived
+        if (executor->seen[peer][LINE_COUNTER] < arrived
             && !track_poll_peer(executor, peer, track, arrived, executor_poll_limit(executor)))
             return false;
         if (executor_declaration(executor, peer, wanted - 1)->fingerprint == own) continue;

@@ -49,7 +49,7 @@ tutti_status experts_compute_offsets(const uint64_t *counts, int ranks, int expe
 
 /* ---- moving and combining rows ---- */
 static size_t experts_row_bytes(const tutti_experts_rows *rows) { return rows->columns * dtype_bytes(rows->dtype); }
-/* Returns the row of a choice, or NULL if the choice has no row. */
+/* Returns the address of a choice's row: `place` rows after this rank's first row of the expert. NULL: it has none. */
 static void *experts_row_at(const tutti_experts_rows *rows, size_t choice)
 {
     int64_t expert = rows->expert[choice], place = rows->place[choice];

@@ -115,7 +115,10 @@ static bool file_replace_atomically(const char *path, const char *text, size_t l
     snprintf(beside, sizeof beside, "%s.XXXXXX", path);
     int file = mkostemp(beside, O_CLOEXEC);
     if (file < 0) return false;
-    bool whole = write(file, text, length) == (ssize_t)length;
+    ssize_t written = write(file, text, length);
+    bool whole = written == (ssize_t)length;
+    /* A short write sets no errno; its usual cause is a full disk. */
+    if (written >= 0 && !whole) errno = ENOSPC;
     whole &= close(file) == 0;
     if (whole && rename(beside, path) == 0) return true;
     int problem = errno;

@@ -1,6 +1,6 @@
-/* Declarations that the parts of the builder share. build.c runs the parts in the order in which they are listed here.
- * An error, also lack of memory, sticks to its schedule, and a failed schedule ignores further steps. So a part runs to
- * its end, and build.c checks for errors once after it. */
+/* Declarations that the parts of the builder share. build.c runs the parts in the order in which they are listed here,
+ * and finds the writers again after each change. An error, also lack of memory, sticks to its schedule, and a failed
+ * schedule ignores further steps. So a part runs to its end, and build.c checks for errors between the parts. */
 #pragma once
 #include "backend/schedule/schedule.h"
 
@@ -71,10 +71,10 @@ void plan_hoist_receives(const struct build *build);
 void schedule_insert_awaits(const struct build *build, struct schedule *schedule);
 void schedule_find_message_waits(const struct build *build, struct schedule *schedule, struct edges *edges,
     int *completed);
-/* infer.c: infers all waits, the publishing steps and the preludes. */
-void build_infer_waits(struct build *build);
 /* match.c: sets step.number, first_message and last_message of each member. */
 void plan_number_messages(struct plan *plan);
+/* infer.c: infers all waits, the publishing steps and the preludes. */
+void build_infer_waits(struct build *build);
 /* deadlock.c: simulates one tile. Returns true if all members end. Otherwise sets plan->error: a member, cycle_rank,
    never passes a step, or a message lacks its other end. Without memory it sets a schedule's error. */
 bool plan_verify_no_deadlock(const struct build *build);

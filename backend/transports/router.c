@@ -40,6 +40,7 @@ void router_lose_peer(struct router *router, int rank, tutti_status status)
     router->routes[rank].status = status;
     router_drop_peer(router, rank, status);
 }
+/* The poll of the only transport that a failed router polls. Returns true, so that router_poll fails all transfers. */
 static bool failed_transport_poll(struct transport *transport)
 {
     (void)transport;

@@ -32,7 +32,8 @@ def all_reduce(tensor: Tensor, op: ReduceOp = ReduceOp.SUM, group: ProcessGroup 
 
 def group_of(call: str, group: ProcessGroup | None) -> ProcessGroup:
     """Returns the group, or the default group for None. Raises ValueError if this rank is not in it, or if there is no
-    default group. call: the name of the function that the program called, for the text of the error."""
+    default group. call: the beginning of the error's text: the function that the program called, or a part of
+    tutti."""
     chosen = GroupMember.WORLD if group is None else group
     if not isinstance(chosen, ProcessGroup):
         raise ValueError(f"{call}: this rank is in no such group; call init_process_group first, and call this only on "

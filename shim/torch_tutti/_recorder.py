@@ -95,10 +95,11 @@ def _complete_later(path: str) -> None:
 
 
 def recording() -> tuple[str, str] | None:
-    """Returns (variable that switches the recorder on, folder of the traces) by this environment; None if no variable
-    is set."""
-    name, _ = _variable(SIZE)
-    return (name, os.path.dirname(_default_path()) or ".") if name else None
+    """Returns (variable that switches the recorder on, folder of the traces) by this environment; None if the recorder
+    is off. Raises ValueError if the variable is no number."""
+    if _number(SIZE, 0) == 0:
+        return None
+    return _variable(SIZE)[0], os.path.dirname(_default_path()) or "."
 
 
 def rank() -> int:

@@ -110,6 +110,12 @@ def test_command_says_what_is_wrong(tmp_path, capsys, monkeypatch, files, argume
     assert problem.format(folder=folder) in said.err and said.err.count("\n") == 1
 
 
+def test_command_tells_to_set_a_recorder_that_is_off(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("TORCH_FR_BUFFER_SIZE", "0")
+    assert cli.main(["trace", str(tmp_path)]) == 1
+    assert "if TORCH_FR_BUFFER_SIZE=2000 and TORCH_FR_DUMP_TEMP_FILE=" in capsys.readouterr().err
+
+
 def test_command_does_not_tell_to_set_what_is_set(tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("TORCH_FR_BUFFER_SIZE", "2000")
     monkeypatch.setenv("TORCH_FR_DUMP_TEMP_FILE", str(tmp_path / "traces" / "trace_"))

@@ -22,7 +22,7 @@ enum {
     /* A queue pair has up to SENDS open work requests, of which every 32nd is signalled at the latest. */
     SENDS = 256,
     SEND_SIGNALS = 32,
-    /* All queue pairs share RECEIVES receives, which are posted again in lots of 64. */
+    /* The first lanes of all endpoints share up to RECEIVES receives, which are posted again in lots of 64. */
     RECEIVES = 4096,
     RECEIVES_AT_ONCE = 64,
     /* A doorbell posts up to 32 RDMA reads of up to READ_BYTES each. */

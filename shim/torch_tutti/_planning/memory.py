@@ -57,7 +57,7 @@ def with_packing(need: Need, model: Model, way: str, ranks: int, hosts: int, pre
 
 
 def needs(model: Model, way: str, ranks: int, hosts: int, precision: str) -> Need:
-    """Returns the bytes that a rank needs. way: one of WAYS."""
+    """Returns the bytes that a rank keeps and that its host sends. way: one of WAYS."""
     value_bytes, state_bytes = PRECISIONS[precision]
     whole, outside_layers = value_bytes * model.parameters, value_bytes * model.own
     layer = (whole - outside_layers) / model.layers

@@ -70,7 +70,8 @@ class Decoder:
 
         Returns the rows that this rank's experts got, [my experts, ranks, capacity, columns], and how many of them are
         valid, int64 [my experts, ranks]; the other rows have arbitrary contents. Both stay valid until the second
-        dispatch after this. Collective. If one rank's arguments are invalid, all ranks raise ValueError."""
+        dispatch after this. Collective. If one rank's arguments are invalid, all ranks raise ValueError (TypeError
+        on that rank if an argument is no tensor)."""
         self._turn = (self._turn + 1) % TURNS
         with torch.no_grad():
             with fail_all_on_error(self._fail_others):
@@ -117,7 +118,8 @@ class Decoder:
     def combine(self, outputs: Tensor, weights: Tensor) -> Tensor:
         """Returns the results of this rank's tokens, [tokens, columns]: for each the sum of its rows of outputs times
         their weights. outputs: one row for each row of dispatch(), in the same shape. weights: [tokens, choices].
-        Collective. If one rank's arguments are invalid, all ranks raise ValueError."""
+        Collective. If one rank's arguments are invalid, all ranks raise ValueError (TypeError
+        on that rank if an argument is no tensor)."""
         with torch.no_grad():
             with fail_all_on_error(self._fail_others):
                 self._share_outputs(outputs, weights)

@@ -82,8 +82,9 @@ class Worker:
 
     def push(self) -> None:
         """Sends p.grad of all trained parameters, and returns when they are copied. A missing gradient counts as zeros
-        if another worker has one; if no worker has one, the step leaves the parameter unchanged. Raises RuntimeError if
-        this worker's parameters lack more pushes of others than the mode allows, because pull() was left out."""
+        if, in mode "sync", another worker has one; otherwise the step leaves the parameter unchanged. Raises
+        RuntimeError if this worker's parameters lack more pushes of others than the mode allows, because pull() was
+        left out."""
         self._begin_push()
         self._end_push(range(len(self._slices)))
 

@@ -66,7 +66,8 @@ class Piece(NamedTuple):
 
 
 class Core:
-    """One tutti_zero. It is destroyed when neither this object nor a tensor in its memory exists any more."""
+    """One tutti_zero. It is destroyed when neither this object nor a tensor of parameter() or piece() exists any
+    more; a tensor of gradient() does not keep it."""
 
     def __init__(self, communicator: int, parameters: Sequence[ParameterInfo], dtypes: Sequence[torch.dtype],
                  groups: int, placement: str, rule: str, buffers: int, timeout_ms: int, prefetch: int, ahead: bool,
