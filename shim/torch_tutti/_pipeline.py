@@ -3,6 +3,7 @@ backwards, and their predicted times. tutti's runner or torch's own runtime runs
 from __future__ import annotations
 
 import ctypes
+import itertools
 import os
 import tempfile
 from ctypes import POINTER, byref, c_char_p, c_double, c_int, c_void_p
@@ -99,14 +100,19 @@ class Pipeline:
         """Returns the stages of a rank, ascending."""
         return [stage for stage in range(self.stages) if self.rank_of(stage) == rank]
 
-    def actions(self, rank: int) -> list[Action]:
-        """Returns the actions of a rank, in order. Raises ValueError if the rank does not exist."""
+    def _actions(self, rank: int) -> tuple[Any, int]:
+        """Returns (the library's array of a rank's actions, their number)."""
         count = c_int()
         check_int32("a rank", rank)
         actions = self._calls.tutti_pipeline_actions(self._made, rank, byref(count))
         if not actions:
             raise ValueError(f"pipeline: rank {rank} does not exist; there are {self.ranks}")
-        return [Action(WORKS[action.work], action.stage, action.microbatch) for action in actions[:count.value]]
+        return actions, count.value
+
+    def actions(self, rank: int) -> list[Action]:
+        """Returns the actions of a rank, in order. Raises ValueError if the rank does not exist."""
+        actions, count = self._actions(rank)
+        return [Action(WORKS[action.work], action.stage, action.microbatch) for action in actions[:count]]
 
     def check(self) -> None:
         """Raises ValueError unless every action occurs once, the lists of all ranks finish without a deadlock, and
@@ -127,14 +133,14 @@ class Pipeline:
                              f"{self.stages}")
         arrays = [(c_double * self.stages)(*time) for time in times]
         cost = _Cost(*(ctypes.cast(time, POINTER(c_double)) for time in arrays), message)
-        counts = [len(self.actions(rank)) for rank in range(self.ranks)]
+        counts = [self._actions(rank)[1] for rank in range(self.ranks)]
         ends, busy = (c_double * sum(counts))(), (c_double * self.ranks)()
         makespan, held = c_double(), (c_int * self.ranks)()
         _check(self._calls.tutti_pipeline_time(self._made, byref(cost), ends, byref(makespan), busy, held))
         if not makespan.value < float("inf"):
             raise ValueError("pipeline: these times are too large to be added up")
-        remaining_ends = iter(ends)
-        return Timing(makespan.value, [[next(remaining_ends) for _ in range(count)] for count in counts], list(busy),
+        last = list(itertools.accumulate(counts))
+        return Timing(makespan.value, [ends[end - count:end] for count, end in zip(counts, last)], list(busy),
                       list(held))
 
     def csv(self) -> str:
