@@ -16,7 +16,7 @@ import kill_storm  # noqa: E402
 import rank  # noqa: E402
 import traces  # noqa: E402
 
-CYCLES = int(os.environ.get("STORM_CYCLES", "25"))
+CYCLES = int(os.environ.get("STORM_CYCLES", "12"))
 PLAN = kill_storm.Plan(number=0, phase="collective", size=4, victims=[1], delay_s=0, verb="broadcast", count=1)
 WELL = kill_storm.Outcome(rank=0, status=rank.PEER_LOST, text="rank 1 of the group died, seen by rank 0")
 OTHERS = [replace(WELL, rank=2), replace(WELL, rank=3)]

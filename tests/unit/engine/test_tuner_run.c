@@ -7,7 +7,7 @@
 #include "tests/support/world.h"
 
 #ifdef FEW
-enum { CALLS = 600, LOOKS = 0 };                        /* too few to come to all variants */
+enum { CALLS = 300, LOOKS = 0 };                        /* too few to come to all variants */
 #else
 enum { CALLS = 3000, LOOKS = 1 };
 #endif

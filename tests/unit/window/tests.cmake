@@ -1,7 +1,9 @@
 tutti_units(unit_window all window window window_errors window_freed)
-foreach(name window window_freed)
-  tutti_over_inproc(test_${name} "*")
-endforeach()
+if(NOT TUTTI_SANITIZE)                                                 # under sanitizers over TCP, which is used
+  foreach(name window window_freed)
+    tutti_over_inproc(test_${name} "*")
+  endforeach()
+endif()
 foreach(name window window_errors window_freed)
   tutti_repeat(test_${name} over_tcp "TUTTI_TRANSPORT=tcp")
 endforeach()
