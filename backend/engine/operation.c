@@ -114,17 +114,24 @@ static void operation_shorten_deadline(struct operation *op, int64_t timeout_ms)
             return;
         }
 }
+/* Waits until no thread is inside an operation of the communicator. A thread that has found its operation open is
+   entering until it is inside. */
+static void comm_await_callers(const tutti_comm *comm)
+{
+    for (int64_t n = 0; operations_are_entering(); n++) group_back_off(&comm->group, n);
+    for (int64_t n = 0; atomic_load(&comm->submission.inside); n++) group_back_off(&comm->group, n);
+}
 /* A thread that comes now takes the role and finds the failure, or submits and finds `closed`, or is inside and
-   awaited. So once no thread is inside, only the role is left to be taken. */
+   awaited. One that submitted at the last moment is not inside until it enters again to wait for its operation. So
+   threads are awaited once more when no operation is left open: then only the role is left to be taken. */
 void operations_close_comm(tutti_comm *comm)
 {
     atomic_store(&comm->submission.closed, true);
-    for (int64_t n = 0; operations_are_entering(); n++) group_back_off(&comm->group, n);
-    for (int64_t n = 0; atomic_load(&comm->submission.inside); n++) group_back_off(&comm->group, n);
+    comm_await_callers(comm);
     driver_acquire_role(comm);
-    /* Operations may have been submitted at the last moment. */
     driver_take_submitted(comm);
     driver_hand_over_role(comm);
+    comm_await_callers(comm);
     progress_list_await_removal(comm);
     driver_acquire_role(comm);
 }

@@ -11,6 +11,7 @@ tutti_units(unit_engine all engine ${names})
 tutti_unit(engine bell all)                                            # replaces sched_yield
 tutti_unit(engine crowd all)                                           # replaces sched_yield
 tutti_unit(engine late_reasons all)                                    # replaces sched_getcpu
+tutti_unit(engine late_waiter all)                                     # replaces sched_getcpu and clock_nanosleep
 tutti_unit(engine stopped all)                                         # replaces clock_gettime
 if(NOT TUTTI_SANITIZE STREQUAL "thread")
   tutti_repeat(test_properties of_processes "" --processes 1 --cases 600)
