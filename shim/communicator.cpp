@@ -19,6 +19,11 @@ PyObject *Error::python_type()
 }
 void error_throw(tutti_status status, const std::string &text) { throw Error(status, text); }
 void error_throw_last(tutti_status status) { throw Error(status, tutti_get_last_error()); }
+std::string error_text(const std::exception &error)
+{
+    auto *of_torch = dynamic_cast<const c10::Error *>(&error);
+    return of_torch ? of_torch->what_without_backtrace() : error.what();
+}
 
 /* ---- processes ---- */
 /* The forks from the process that loaded the shim to this one. Each child adds its own. */

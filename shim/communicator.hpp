@@ -21,6 +21,9 @@ struct Error : torch::PyTorchError {
 [[noreturn]] void error_throw(tutti_status status, const std::string &text);
 /* Throws with the text of this thread's last error in the core. */
 [[noreturn]] void error_throw_last(tutti_status status);
+/* Returns the text of an exception. Of torch's it leaves out the frames of the stack, because naming them takes up to a
+ * minute with torch's builds for CUDA. */
+std::string error_text(const std::exception &error);
 
 /* ---- the communicator ---- */
 /* Returns 0 in the process that loaded the shim, and one more in a forked child than in its parent. */

@@ -25,7 +25,7 @@ template <typename... Arguments> void HookTable<Arguments...>::call(const char *
         try {
             (*hook)(arguments...);
         } catch (const std::exception &error) {
-            TORCH_WARN("tutti: ", what, " has thrown: ", error.what());
+            TORCH_WARN("tutti: ", what, " has thrown: ", error_text(error));
         }
     }
 }

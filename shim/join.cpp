@@ -30,7 +30,7 @@ template <typename Use> static tutti_status store_call_catching(void *context, U
         return use(*bridge->store);
     } catch (const std::exception &e) {
         /* Stores throw different exceptions when a key is late, so the text decides. */
-        bridge->problem = e.what();
+        bridge->problem = error_text(e);
         bool is_timeout = bridge->problem.find("imeout") != std::string::npos
             || bridge->problem.find("imed out") != std::string::npos;
         return is_timeout ? TUTTI_TIMEOUT : TUTTI_SYSTEM;

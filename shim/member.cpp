@@ -66,7 +66,7 @@ std::string Member::get_job()
         /* The first member of the job chooses the name, and all others get it. */
         return job_ = text_from_bytes(store_->compareSet("reconfigure/job", {}, text_to_bytes(text_draw_random_hex())));
     } catch (const std::exception &error) {
-        error_throw(TUTTI_SYSTEM, c10::str("the name of the job cannot be read from the store: ", error.what()));
+        error_throw(TUTTI_SYSTEM, c10::str("the name of the job cannot be read from the store: ", error_text(error)));
     }
 }
 std::string Member::get_handle(int rank) { return Handle{ get_job(), name_, number_, rank }.to_text(); }

@@ -189,7 +189,7 @@ c10::intrusive_ptr<ProcessGroupTutti> ProcessGroupTutti::change_members(const Ch
     } catch (const Error &error) {
         fail_change(roster, error.status, error.what());
     } catch (const std::exception &error) {
-        fail_change(roster, TUTTI_SYSTEM, c10::str("reconfigure (uuid ", change.uuid, "): ", error.what()));
+        fail_change(roster, TUTTI_SYSTEM, c10::str("reconfigure (uuid ", change.uuid, "): ", error_text(error)));
     }
 }
 

@@ -178,7 +178,8 @@ void Work::reap()
             if (held->staged_) held->deliver();
         } catch (const std::exception &error) {
             /* The error belongs to that Work, not to the caller. Waiters of that Work get it, too. */
-            TORCH_WARN("tutti: the result of a finished operation could not be copied to its device: ", error.what());
+            TORCH_WARN("tutti: the result of a finished operation could not be copied to its device: ",
+                error_text(error));
         }
         work = next;
     }
@@ -348,7 +349,7 @@ template <typename Complete> static void future_complete_catching(Complete compl
     try {
         complete_future();
     } catch (const std::exception &error) {
-        TORCH_WARN("tutti: a callback of a future has thrown: ", error.what());
+        TORCH_WARN("tutti: a callback of a future has thrown: ", error_text(error));
     } catch (...) {
         TORCH_WARN("tutti: a callback of a future has thrown an object that is not a std::exception");
     }

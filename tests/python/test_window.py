@@ -359,7 +359,8 @@ def test_deregistering_a_window_that_a_rank_has_dropped(fresh, kind):
 
 # ---- what fails ----
 def waits_without_a_signal(world, with_options):
-    window = dist._new_window(memory(3))
+    """Rank 1 keeps its window as long as its process lives."""
+    window = world.kept["window"] = dist._new_window(memory(3))
     if world.rank:
         return ""
     options = torch._C._distributed_c10d.WaitSignalOptions()
