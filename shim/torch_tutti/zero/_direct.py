@@ -40,7 +40,7 @@ class _Product(torch.autograd.Function):
         gradient_rows, x_rows = gradient.reshape(-1, gradient.shape[-1]), x.reshape(-1, x.shape[-1])
         needs_x, needs_weight, needs_bias = ctx.needs_input_grad[:3]
         weight_gradient = None
-        if needs_weight and _only_accumulates(weight):
+        if needs_weight and _only_accumulates(manager, parameter_number):
             weight_gradient = manager.write_product(parameter_number, gradient_rows.t(), x_rows)
         elif needs_weight:
             weight_gradient = gradient_rows.t().mm(x_rows)
@@ -65,7 +65,7 @@ class _Lookup(torch.autograd.Function):
         ids, weight = ctx.saved_tensors
         manager, parameter_number = ctx.owner
         weight_gradient = None
-        if ctx.needs_input_grad[1] and _only_accumulates(weight):
+        if ctx.needs_input_grad[1] and _only_accumulates(manager, parameter_number):
             weight_gradient = manager.write_rows(parameter_number, ids, gradient, ctx.padding)
         elif ctx.needs_input_grad[1]:
             weight_gradient = sum_rows(gradient, ids, len(weight), ctx.padding)
@@ -78,9 +78,11 @@ def sum_rows(rows: Tensor, ids: Tensor, count: int, padding: int = -1) -> Tensor
     return torch.ops.aten.embedding_dense_backward(rows, ids, count, padding, False)
 
 
-def _only_accumulates(weight: Tensor) -> bool:
-    """True if this backward pass only accumulates the weight's gradient, and no hook but zero's reads it. False in
-    torch.autograd.grad, in backward(inputs=…) without the weight, and with create_graph."""
+def _only_accumulates(manager: Manager, number: int) -> bool:
+    """True if this backward pass only accumulates the gradient of a parameter, and no hook but zero's reads it. False
+    in torch.autograd.grad, in backward(inputs=…) without the parameter, and with create_graph."""
+    # a saved tensor may be another object without the parameter's hooks (activation checkpointing, save_on_cpu)
+    weight = manager.managed[number].parameter
     has_other_hooks = len(weight._post_accumulate_grad_hooks or ()) > 1
     if torch.is_grad_enabled() or weight._backward_hooks or has_other_hooks:
         return False
