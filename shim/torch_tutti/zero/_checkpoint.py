@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 # {update rule: torch's names of its moments}
 _MOMENTS = {"none": (), "sgd": (), "momentum": ("momentum_buffer",), "adam": ("exp_avg", "exp_avg_sq"),
             "adamw": ("exp_avg", "exp_avg_sq")}
+# The attributes in which torch's optimizers have the hooks of their steps.
+HOOKS_OF_STEPS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
 # Makes a state value from (number of the parameter, shape of the parameter, this rank's flat part of the value).
 Assemble = Callable[[int, torch.Size, torch.Tensor], Any]
 
@@ -46,12 +48,20 @@ def boxes(shape: tuple[int, ...], begin: int, end: int) -> Iterator[tuple[tuple[
 
 
 def optimizer_like(given: torch.optim.Optimizer, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
-    """Returns an optimizer with the class and options of `given`, but with other parameter groups and no state. Does
-    not call the constructor."""
+    """Returns an optimizer with the class and options of `given`, but with other parameter groups, no state and no
+    hooks of steps. Does not call the constructor."""
     result: torch.optim.Optimizer = object.__new__(type(given))
     vars(result).update({name: value for name, value in vars(given).items() if name != "step"})
+    vars(result).update({name: collections.OrderedDict() for name in HOOKS_OF_STEPS})
     result.param_groups, result.state = groups, collections.defaultdict(dict)
     return result
+
+
+def step_without_hooks(optimizer: torch.optim.Optimizer) -> None:
+    """Takes a step of an optimizer of pieces, without torch's hooks for the steps of all optimizers: these run once in
+    a step of the ZeroOptimizer."""
+    step: Any = type(optimizer).step
+    (step.__wrapped__ if getattr(step, "hooked", False) else step)(optimizer)
 
 
 class Parts(torch.Tensor):
@@ -138,7 +148,7 @@ class Checkpoint:
         zeros.grad = torch.zeros_like(flat)
         group = next(group for group in inner.param_groups if any(p is flat for p in group["params"]))
         trial = optimizer_like(inner, [{**group, "params": [zeros]}])
-        trial.step()
+        step_without_hooks(trial)
         return {name: value * 0 if name == "step" else value for name, value in trial.state[zeros].items()}
 
     def _states(self, assemble: Assemble, include_new: bool) -> dict[int, dict[str, Any]]:

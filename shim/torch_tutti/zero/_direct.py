@@ -79,15 +79,14 @@ def sum_rows(rows: Tensor, ids: Tensor, count: int, padding: int = -1) -> Tensor
 
 
 def _only_accumulates(manager: Manager, number: int) -> bool:
-    """True if this backward pass only accumulates the gradient of a parameter, and no hook but zero's reads it. False
-    in torch.autograd.grad, in backward(inputs=…) without the parameter, and with create_graph."""
+    """True if this backward pass only accumulates the gradient of a parameter, and no hook of the program reads it.
+    False in torch.autograd.grad, in backward(inputs=…) without the parameter, and with create_graph."""
     # a saved tensor may be another object without the parameter's hooks (activation checkpointing, save_on_cpu)
     weight = manager.managed[number].parameter
-    has_other_hooks = len(weight._post_accumulate_grad_hooks or ()) > 1
-    if torch.is_grad_enabled() or weight._backward_hooks or has_other_hooks:
+    if torch.is_grad_enabled() or weight._backward_hooks or weight._post_accumulate_grad_hooks:
         return False
     try:
-        return torch._C._will_engine_execute_node(torch.autograd.graph.get_gradient_edge(weight).node)
+        return torch._C._will_engine_execute_node(manager.nodes[number])
     except RuntimeError:                                # torch.autograd.grad returns this gradient
         return False
 

@@ -122,11 +122,11 @@ def _placement_of(stage: int, hosts: str | None) -> str:
     return hosts or allowed[0]
 
 
-def _take_gradient(manager: Any, number: int, parameter: nn.Parameter) -> None:
-    """A hook that autograd calls when the gradient of a parameter is complete. manager: a weak reference, because the
-    garbage collector cannot follow hooks of tensors."""
+def _take_gradient(manager: Any, number: int, *_: Any) -> None:
+    """A hook that autograd calls when the gradient of a parameter is complete, after all hooks of the program. manager:
+    a weak reference, because the garbage collector cannot follow hooks of autograd's nodes."""
     if (found := manager()) is not None:
-        found.take_gradient(number, parameter)
+        found.take_gradient(number)
 
 
 def _cast_inputs(dtype: torch.dtype, _: nn.Module, arguments: Any, keywords: Any) -> Any:
@@ -307,8 +307,10 @@ class Manager:
             for module in model.modules():
                 self._await_before_forward(module, {unit_of[p] for p in module.parameters(recurse=False)
                                                     if p in unit_of})
-        for number, (_, parameter, _) in enumerate(self.managed):
-            parameter.register_post_accumulate_grad_hook(functools.partial(_take_gradient, weakref.ref(self), number))
+        # the nodes of autograd that accumulate gradients; their hooks follow those of tensors
+        self.nodes = [torch.autograd.graph.get_gradient_edge(entry.parameter).node for entry in self.managed]
+        for number, node in enumerate(self.nodes):
+            node.register_hook(functools.partial(_take_gradient, weakref.ref(self), number))
         if self.dtype is not None:
             model.register_forward_pre_hook(functools.partial(_cast_inputs, self.dtype), with_kwargs=True)
         if not self.uses:
@@ -355,9 +357,10 @@ class Manager:
 
     @torch.compiler.disable
     @torch.no_grad()
-    def take_gradient(self, number: int, parameter: nn.Parameter) -> None:
-        """Moves a complete gradient from parameter.grad into the core's buffer, and reports it to the core. Does
+    def take_gradient(self, number: int) -> None:
+        """Moves a complete gradient from the parameter's grad into the core's buffer, and reports it to the core. Does
         nothing if this pass made no gradient."""
+        parameter = self.managed[number].parameter
         gradient = parameter.grad
         if gradient is not None:
             buffer, adds = self.core.gradient(number)

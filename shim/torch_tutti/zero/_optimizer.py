@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from torch_tutti import _timeline
-from torch_tutti.zero._checkpoint import Checkpoint, ShardedState, optimizer_like
+from torch_tutti.zero._checkpoint import HOOKS_OF_STEPS, Checkpoint, ShardedState, optimizer_like, step_without_hooks
 from torch_tutti.zero._core import Rates
 
 if TYPE_CHECKING:
@@ -40,13 +40,16 @@ def rule_of(optimizer_class: type[torch.optim.Optimizer], groups: list[dict[str,
 
 class ZeroOptimizer(torch.optim.Optimizer):
     """The optimizer that `zero.shard` returns. `param_groups` are the given optimizer's, for schedulers. `state` is
-    empty; `state_dict()` returns the whole state. step, clip_grad_norm_, state_dict and load_state_dict are
+    empty; `state_dict()` returns the whole state. Hooks of steps may be registered on either optimizer; they are called
+    with this one. step, clip_grad_norm_, state_dict and load_state_dict are
     collective."""
 
     def __init__(self, manager: Manager, given: torch.optim.Optimizer) -> None:
         """Takes over the groups and the state of the given optimizer."""
         super().__init__([dict(group) for group in given.param_groups], dict(given.defaults))
         self.param_groups = given.param_groups          # the same objects: a scheduler of the given one works on
+        for name in HOOKS_OF_STEPS:                     # also those that are registered on the given one later
+            setattr(self, name, getattr(given, name, getattr(self, name)))
         self._manager, self._core, self._rule = manager, manager.core, manager.rule
         self._optimizer_class = type(given)
         self._scale = 1.0               # factor of this step's gradients
@@ -236,7 +239,7 @@ class ZeroOptimizer(torch.optim.Optimizer):
             flat.grad = piece.gradient.float().mul(self._scale) if piece.used and piece.gradient is not None else None
         for inner_group, group in zip(self._inner.param_groups, self.param_groups):
             inner_group.update({name: value for name, value in group.items() if name != "params"})
-        self._inner.step()
+        step_without_hooks(self._inner)
         self._core.publish()
 
     # ---- checkpoints ----
