@@ -19,7 +19,7 @@ def wrap_ddp(ddp: DistributedDataParallel, optimizer: torch.optim.Optimizer, *, 
              **options: Any) -> ZeroOptimizer:
     """Lets zero sum the gradients of a DistributedDataParallel and take the steps of its optimizer. Returns the
     optimizer to use in its place. Collective. The rest of the program stays as it is: calls of `ddp`, `ddp.no_sync()`,
-    `ddp.zero_grad()`, buffers that follow rank 0's, torch.nn.utils.clip_grad_norm_, state dicts. But `grad` is None
+    `ddp.zero_grad()`, buffers that follow rank 0's, clipping by torch.nn.utils, state dicts. But `grad` has no memory
     after backward(), and parameters are changed in `with optimizer.edit():`.
 
     stage: 0: nothing is divided, as in DistributedDataParallel; with ahead=True the step is taken while the next

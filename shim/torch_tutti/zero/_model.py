@@ -21,7 +21,8 @@ from torch_tutti._extension import backend_of
 from torch_tutti.compression import Compression
 from torch_tutti.zero._core import Core, ParameterInfo
 from torch_tutti.zero._direct import sum_rows, replace_forwards
-from torch_tutti.zero._hooks import Hook, replace_clip_grad_norm
+from torch_tutti.zero._gradients import DividedGradient, Gradients
+from torch_tutti.zero._hooks import Hook
 from torch_tutti.zero._modules import find_modules_on_meta, find_units, materialize_untrained, trim_heap
 from torch_tutti.zero._optimizer import ZeroOptimizer, rule_of
 from torch_tutti.zero._sharded import Uses
@@ -91,9 +92,10 @@ def shard(model: nn.Module, optimizer: torch.optim.Optimizer, *, stage: int = 3,
 
     The parameters of a unit have one dtype, float32 or bfloat16. They are in CPU memory and may not be moved (`.to`, an
     assignment to `.data`) or changed in place, except in a `with optimizer.edit():` block; the next step raises an
-    error. After backward() `grad` is None. Buffers start as rank 0's, and are each rank's own afterwards. With bfloat16
-    the optimizer keeps float32 values of its part. AdamW, Adam and SGD run in C, bit-identical to torch's fused
-    optimizers; any other optimizer that treats all elements equally runs on flat parts.
+    error. After backward() `grad` has no memory: it can be clipped, scaled and asked for its norm, by all ranks
+    together. Buffers start as rank 0's, and are each rank's own afterwards. With bfloat16 the optimizer keeps float32
+    values of its part. AdamW, Adam and SGD run in C, bit-identical to torch's fused optimizers; any other optimizer
+    that treats all elements equally runs on flat parts.
     """
     if isinstance(model, DistributedDataParallel):
         raise ValueError("zero.shard: the model is a DistributedDataParallel, which sums gradients itself; pass its "
@@ -129,6 +131,13 @@ def _take_gradient(manager: Any, number: int, *_: Any) -> None:
         found.take_gradient(number)
 
 
+def _make_room(manager: Any, number: int, gradients: tuple[torch.Tensor | None]) -> None:
+    """A hook that autograd calls before it accumulates a gradient. manager: a weak reference. gradients: the new one,
+    or None if this pass made none."""
+    if gradients[0] is not None and (found := manager()) is not None:
+        found.gradients.make_room(number)
+
+
 def _cast_inputs(dtype: torch.dtype, _: nn.Module, arguments: Any, keywords: Any) -> Any:
     """A forward pre-hook that converts floating-point inputs to `dtype`. Returns the new (arguments, keywords)."""
     return tree_map_only(torch.Tensor,
@@ -138,10 +147,10 @@ def _cast_inputs(dtype: torch.dtype, _: nn.Module, arguments: Any, keywords: Any
 
 def _zero_grad(module: nn.Module, set_to_none: bool = True) -> None:
     """Replaces zero_grad() of the sharded module: discards the gradients that the core has, too."""
-    type(module).zero_grad(module, set_to_none)
     manager = next((_managers[parameter]() for parameter in module.parameters() if parameter in _managers), None)
     if manager is not None and manager.model is module:
         manager.optimizer.zero_grad()
+    type(module).zero_grad(module, set_to_none)
 
 
 # pickle finds a method by this name
@@ -172,10 +181,10 @@ class Manager:
         self.core = self._create_core(parameters, len(optimizer.param_groups), settings)
         self._move_parameters(model, on_meta, settings.init)
         self.uses = Uses(self, settings.reshard) if self.core.placement == "sharded" else None
+        self.gradients = Gradients(self)
         self._install_hooks(model)
         replace_forwards(self, model)
         self.optimizer = ZeroOptimizer(self, optimizer)
-        replace_clip_grad_norm(lambda p: found() if (found := _managers.get(p)) is not None else None)
 
     def _create_core(self, parameters: list[ParameterInfo], groups: int, settings: Settings) -> Core:
         """Creates the core. Falls back to sharded parameters if the ranks of a host cannot share memory and
@@ -310,6 +319,7 @@ class Manager:
         # the nodes of autograd that accumulate gradients; their hooks follow those of tensors
         self.nodes = [torch.autograd.graph.get_gradient_edge(entry.parameter).node for entry in self.managed]
         for number, node in enumerate(self.nodes):
+            node.register_prehook(functools.partial(_make_room, weakref.ref(self), number))
             node.register_hook(functools.partial(_take_gradient, weakref.ref(self), number))
         if self.dtype is not None:
             model.register_forward_pre_hook(functools.partial(_cast_inputs, self.dtype), with_kwargs=True)
@@ -362,7 +372,7 @@ class Manager:
         nothing if this pass made no gradient."""
         parameter = self.managed[number].parameter
         gradient = parameter.grad
-        if gradient is not None:
+        if gradient is not None and not isinstance(gradient, DividedGradient):
             buffer, adds = self.core.gradient(number)
             flat = (gradient.to_dense() if gradient.is_sparse else gradient).reshape(-1)
             buffer.add_(flat) if adds or number in self.written else buffer.copy_(flat)
@@ -371,6 +381,7 @@ class Manager:
             return
         self.written.discard(number)
         self.core.ready(number)
+        self.gradients.show(number)
 
     def write_product(self, number: int, left: torch.Tensor, right: torch.Tensor) -> torch.Tensor | None:
         """Multiplies left @ right, a weight's gradient or a part of it, into the core's buffer, and returns None. If
@@ -417,7 +428,7 @@ class Manager:
             if parameter._version != version:
                 raise RuntimeError(f"zero: parameter {name} was changed in place, by something other than the "
                                    "optimizer; change it on rank 0, on all ranks in `with optimizer.edit():`")
-            if parameter.grad is not None:
+            if parameter.grad is not None and not isinstance(parameter.grad, DividedGradient):
                 raise RuntimeError(f"zero: parameter {name} has a gradient in .grad that does not come from a "
                                    "backward pass; the optimizer takes only gradients of backward()")
         for name, parameter in current.items():
@@ -433,6 +444,7 @@ class Manager:
         """Does what follows each step: waits for the units, unless with `ahead`, and increments the parameters'
         versions, so that backward() through an older graph raises an error."""
         self.steps += 1
+        self.gradients.hide()
         if not self.ahead:
             self.use_all()
         if self.uses:

@@ -5,6 +5,7 @@ import contextlib
 import json
 import os
 import time
+from types import NoneType
 from typing import TYPE_CHECKING, Any, Callable, Iterator
 
 import torch
@@ -13,6 +14,7 @@ import torch.distributed as dist
 from torch_tutti import _timeline
 from torch_tutti.zero._checkpoint import HOOKS_OF_STEPS, Checkpoint, ShardedState, optimizer_like, step_without_hooks
 from torch_tutti.zero._core import Rates
+from torch_tutti.zero._gradients import DividedGradient
 
 if TYPE_CHECKING:
     from torch_tutti.zero._model import Manager
@@ -52,7 +54,7 @@ class ZeroOptimizer(torch.optim.Optimizer):
             setattr(self, name, getattr(given, name, getattr(self, name)))
         self._manager, self._core, self._rule = manager, manager.core, manager.rule
         self._optimizer_class = type(given)
-        self._scale = 1.0               # factor of this step's gradients
+        self._gradients = manager.gradients
         self._no_sync_depth = 0         # nested blocks of no_sync
         self._is_probing = False        # the next zero_grad() belongs to the same probe as step() (_is_probe)
         self._inner = self._optimizer_of_pieces(given) if self._rule == "none" else None
@@ -80,10 +82,9 @@ class ZeroOptimizer(torch.optim.Optimizer):
         self._manager.check_parameters()
         if self._inner is None:
             self._check_rule()
-            self._core.step([self._rates(group) for group in self.param_groups], self._scale)
+            self._core.step([self._rates(group) for group in self.param_groups], self._gradients.scale)
         else:
             self._step_inner()
-        self._scale = 1.0
         self._manager.finish_step()
         return result
 
@@ -92,7 +93,8 @@ class ZeroOptimizer(torch.optim.Optimizer):
         all gradients and learning rates to zero."""
         gradients = (p.grad for _, p, _ in self._manager.managed)
         return (not any(float(group.get("lr", 1)) for group in self.param_groups)
-                and all(gradient is not None and not gradient.any() for gradient in gradients))
+                and all(not isinstance(gradient, (NoneType, DividedGradient)) and not gradient.any()
+                        for gradient in gradients))
 
     def _check_rule(self) -> None:
         """Raises ValueError if the groups' options now need another update rule than when the model was sharded. The
@@ -105,14 +107,12 @@ class ZeroOptimizer(torch.optim.Optimizer):
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Drops gradients that no step has used. Collective if any rank has one."""
-        for _, p, _ in self._manager.managed:
-            p.grad = None
+        self._gradients.hide()
         was_probing, self._is_probing = self._is_probing, False
         if was_probing:
             return
         self._manager.written.clear()
         self._core.drop()
-        self._scale = 1.0
 
     @property
     def holds(self) -> bool:
@@ -134,14 +134,18 @@ class ZeroOptimizer(torch.optim.Optimizer):
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0,
                         error_if_nonfinite: bool = False) -> torch.Tensor:
         """Clips like torch.nn.utils.clip_grad_norm_ on the averaged gradients of all parameters; the next step scales
-        them. Returns the norm before clipping, which is equal on all ranks. Collective."""
-        if float(norm_type) != 2.0:
-            raise NotImplementedError(f"zero: clip_grad_norm_ with norm_type={norm_type}; it must be 2")
-        norm = self._core.norm() * self._scale          # after the scaling of earlier calls
+        them, which is faster. Returns the norm before clipping, which is equal on all ranks. Collective, also for ranks
+        without gradients."""
+        gradients, kind = self._gradients, float(norm_type)
+        if kind == 2.0:
+            norm = self._core.norm() * gradients.scale      # after the scaling of earlier calls
+        else:
+            norms = [gradients.norm(number, kind) for number in range(len(self._manager.managed))]
+            norm = torch.linalg.vector_norm(torch.stack(norms), kind).item()
         if error_if_nonfinite and not norm < float("inf"):
             raise RuntimeError(f"The total norm of the gradients is {norm}, so it cannot be clipped; drop them with "
                                "zero_grad(), or allow it with error_if_nonfinite=False")
-        self._scale *= min(1.0, float(max_norm) / (norm + 1e-6)) if norm == norm else norm
+        gradients.scale *= min(1.0, float(max_norm) / (norm + 1e-6)) if norm == norm else norm
         return torch.tensor(norm)
 
     def wait(self) -> None:
@@ -236,7 +240,8 @@ class ZeroOptimizer(torch.optim.Optimizer):
         self._core.claim()
         for number, flat in self._flat.items():
             piece = self._core.piece(number)
-            flat.grad = piece.gradient.float().mul(self._scale) if piece.used and piece.gradient is not None else None
+            gradient = piece.gradient if piece.used else None
+            flat.grad = gradient.float().mul(self._gradients.scale) if gradient is not None else None
         for inner_group, group in zip(self._inner.param_groups, self.param_groups):
             inner_group.update({name: value for name, value in group.items() if name != "params"})
         step_without_hooks(self._inner)
