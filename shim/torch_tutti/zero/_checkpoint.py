@@ -4,6 +4,7 @@ torch.distributed.checkpoint."""
 from __future__ import annotations
 
 import collections
+import copy
 import itertools
 import math
 from typing import TYPE_CHECKING, Any, Callable, Iterator, Sequence
@@ -153,8 +154,13 @@ class Checkpoint:
 
     def _states(self, assemble: Assemble, include_new: bool) -> dict[int, dict[str, Any]]:
         """Returns the state of each parameter, {number: {name: value}}, with equal names on all ranks. assemble() makes
-        an elementwise value from this rank's part; other values stay. include_new: as in _local_state(). Collective."""
+        an elementwise value from this rank's part; other values stay. include_new: as in _local_state(). Collective,
+        except in stage 0."""
         local_states = {number: self._local_state(number, include_new) for number in range(len(self.manager.managed))}
+        if self.core.placement == "whole":
+            return {number: {name: assemble(number, self.manager.managed[number].parameter.shape, value)
+                             if _is_elementwise(name, value) else copy.deepcopy(value)
+                             for name, value in state.items()} for number, state in local_states.items() if state}
         local_outline = {number: {name: value.dtype if _is_elementwise(name, value) else value
                                   for name, value in parts.items()}
                          for number, parts in local_states.items() if parts}
@@ -187,18 +193,34 @@ class Checkpoint:
         dist.all_gather(parts, part.contiguous(), self.group)
         return whole.view(shape)
 
-    def state_dict(self) -> dict[str, Any]:
-        """Returns the state that ZeroOptimizer.state_dict() documents. Collective."""
-        states, state = self._states(self._gather_whole, self.was_probed), {}
+    def _gather_on_rank_0(self, number: int, shape: torch.Size, part: torch.Tensor) -> torch.Tensor | None:
+        """Returns what _gather_whole() does on rank 0, and None on the others. Collective."""
+        is_first, counts = dist.get_rank(self.group) == 0, self.core.counts(number, self.ranks)
+        whole = torch.empty(shape.numel() if is_first else 0, dtype=part.dtype)
+        sent = [part.numel(), *[0] * (self.ranks - 1)]
+        dist.all_to_all_single(whole, part.contiguous(), counts if is_first else [0] * self.ranks, sent, self.group)
+        return whole.view(shape) if is_first else None
+
+    def state_dict(self, on_all_ranks: bool) -> dict[str, Any]:
+        """Returns the state that ZeroOptimizer.state_dict() documents, on all ranks; or on rank 0, and {} elsewhere.
+        Collective, except in stage 0."""
+        returns_state = on_all_ranks or dist.get_rank(self.group) == 0
+        if self.core.placement == "whole" and not returns_state:
+            return {}
+        gather = self._gather_whole if on_all_ranks or self.core.placement == "whole" else self._gather_on_rank_0
+        states, state = self._states(gather, self.was_probed), {}
         for index, parameter in enumerate(p for group in self.optimizer.param_groups for p in group["params"]):
             number = self.manager.number_of.get(parameter)
             if number in states:
                 state[index] = states[number]
         found = {"state": state, "param_groups": self._groups(lambda _, index: index)}
         if self.core.has_feedback:
-            found["lost"] = {entry.name: self.core.residual(number).view(entry.parameter.shape)
-                             for number, entry in enumerate(self.manager.managed)}
-        return found
+            found["lost"] = {}
+            for number, entry in enumerate(self.manager.managed):
+                residual = self.core.residual(number).view(entry.parameter.shape)
+                if returns_state:
+                    found["lost"][entry.name] = residual
+        return found if returns_state else {}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Loads a state that ZeroOptimizer.state_dict() documents. Raises ValueError if its groups have other lengths.
@@ -291,6 +313,7 @@ class ShardedState:
         Divided tensors are Parts: views of what this rank keeps, or copies of another dtype, valid until the next step.
         Collective."""
         checkpoint, core = self._checkpoint, self._checkpoint.core
+        self._manager.await_all("optimizer.sharded_state().state_dict()")
         entries = self._manager.entries()
         core.claim_pieces()
         model = {name: self._untrained_value(value) if number is None else self._parameter_value(number)
@@ -340,6 +363,7 @@ class ShardedState:
         """Loads a dict of the form that state_dict() returns, with whole tensors or Parts. Collective. If the state of
         a parameter is missing or invalid on any rank, all ranks raise ValueError before anything is loaded."""
         checkpoint, core, manager = self._checkpoint, self._checkpoint.core, self._manager
+        manager.await_all("optimizer.sharded_state().load_state_dict()")
         optimizer_state, untrained, own_parts = state["optimizer"], [], {}
         problem = None
         try:

@@ -19,6 +19,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from torch_tutti._calls import tutti_group_of
 from torch_tutti._extension import backend_of
 from torch_tutti.compression import Compression
+from torch_tutti.zero._arrival import ARRIVAL_TIMEOUT, Arrivals
 from torch_tutti.zero._core import Core, ParameterInfo
 from torch_tutti.zero._direct import sum_rows, replace_forwards
 from torch_tutti.zero._gradients import DividedGradient, Gradients
@@ -179,6 +180,7 @@ class Manager:
                       for entry in self.managed]
         self.rule = rule_of(type(optimizer), optimizer.param_groups)
         self.core = self._create_core(parameters, len(optimizer.param_groups), settings)
+        self.arrivals = Arrivals(group)
         self._move_parameters(model, on_meta, settings.init)
         self.uses = Uses(self, settings.reshard) if self.core.placement == "sharded" else None
         self.gradients = Gradients(self)
@@ -325,7 +327,8 @@ class Manager:
             model.register_forward_pre_hook(functools.partial(_cast_inputs, self.dtype), with_kwargs=True)
         if not self.uses:
             model.register_state_dict_pre_hook(Hook(lambda module, *_: self.use_all() if module is model else None))
-        model.register_load_state_dict_pre_hook(Hook(lambda module, *_: self.claim() if module is model else None))
+        model.register_load_state_dict_pre_hook(
+            Hook(lambda module, *_: self.claim("load_state_dict() of the model") if module is model else None))
         model.register_load_state_dict_post_hook(Hook(lambda module, *_: self.restart() if module is model else None))
         model.zero_grad = MethodType(_zero_grad, model)
 
@@ -352,8 +355,17 @@ class Manager:
         for unit in range(len(self.modules)) if not self.uses else ():
             self.use(unit)
 
-    def claim(self) -> None:
-        """Gathers all parameters and lets the program write to them until restart(). Collective."""
+    def await_all(self, call: str, advice: str = "Call it on all ranks.") -> None:
+        """Returns when all ranks have made this call. Raises RuntimeError after optimizer.arrival_timeout, or after the
+        group's timeout if that is shorter. advice: what the text of the error recommends."""
+        limits = (self.optimizer.arrival_timeout, backend_of(self.group).options.timeout)
+        self.arrivals.wait(call, advice, min((limit for limit in limits if limit is not None),
+                                             default=ARRIVAL_TIMEOUT))
+
+    def claim(self, call: str) -> None:
+        """Gathers all parameters and lets the program write to them until restart(). call: the call of the program, for
+        error texts. Collective."""
+        self.await_all(call)
         self.core.claim()
         self.core.keep(True)
 
@@ -362,6 +374,8 @@ class Manager:
         """In this context all parameters may be read, with the values of the last step. Collective if they are
         sharded."""
         self.use_all()
+        if self.uses and not self.uses.depth:
+            self.await_all("optimizer.whole()")
         with self.uses.whole() if self.uses else contextlib.nullcontext():
             yield
 

@@ -5,6 +5,7 @@ import contextlib
 import json
 import os
 import time
+from datetime import timedelta
 from types import NoneType
 from typing import TYPE_CHECKING, Any, Callable, Iterator
 
@@ -12,6 +13,7 @@ import torch
 import torch.distributed as dist
 
 from torch_tutti import _timeline
+from torch_tutti.zero._arrival import ARRIVAL_TIMEOUT
 from torch_tutti.zero._checkpoint import HOOKS_OF_STEPS, Checkpoint, ShardedState, optimizer_like, step_without_hooks
 from torch_tutti.zero._core import Rates
 from torch_tutti.zero._gradients import DividedGradient
@@ -24,6 +26,9 @@ _UNSUPPORTED_OPTIONS = ("amsgrad", "maximize", "nesterov", "dampening", "captura
 # Optimizers that need whole tensors, and so cannot step pieces.
 _NEEDS_WHOLE_TENSORS = tuple(getattr(torch.optim, name) for name in ("Adafactor", "Muon", "LBFGS", "SparseAdam")
                              if hasattr(torch.optim, name))
+
+STATE_DICT_ADVICE = ("Call it on all ranks, and write the result on rank 0; or call full_state_dict(), where only rank "
+                     "0 needs memory for the whole state, on all ranks.")
 
 
 def rule_of(optimizer_class: type[torch.optim.Optimizer], groups: list[dict[str, Any]]) -> str:
@@ -43,8 +48,9 @@ def rule_of(optimizer_class: type[torch.optim.Optimizer], groups: list[dict[str,
 class ZeroOptimizer(torch.optim.Optimizer):
     """The optimizer that `zero.shard` returns. `param_groups` are the given optimizer's, for schedulers. `state` is
     empty; `state_dict()` returns the whole state. Hooks of steps may be registered on either optimizer; they are called
-    with this one. step, clip_grad_norm_, state_dict and load_state_dict are
-    collective."""
+    with this one. step, clip_grad_norm_, state_dict and load_state_dict are collective. At calls outside a step a rank
+    waits `arrival_timeout` for the others; None: the group's timeout."""
+    arrival_timeout: timedelta | None = ARRIVAL_TIMEOUT
 
     def __init__(self, manager: Manager, given: torch.optim.Optimizer) -> None:
         """Takes over the groups and the state of the given optimizer."""
@@ -60,7 +66,7 @@ class ZeroOptimizer(torch.optim.Optimizer):
         self._inner = self._optimizer_of_pieces(given) if self._rule == "none" else None
         self._checkpoint = Checkpoint(self)
         if given.state:
-            self.load_state_dict(given.state_dict())
+            self._checkpoint.load_state_dict(given.state_dict())
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Raises NotImplementedError, except when torch.optim.Optimizer's constructor calls it."""
@@ -163,7 +169,7 @@ class ZeroOptimizer(torch.optim.Optimizer):
     def edit(self) -> Iterator[None]:
         """In this context rank 0 may change parameters; afterwards all ranks have its values. Collective: the context
         begins when no rank reads parameters any more."""
-        self._manager.claim()
+        self._manager.claim("optimizer.edit()")
         try:
             yield
         finally:                        # the other ranks wait for this call
@@ -185,6 +191,7 @@ class ZeroOptimizer(torch.optim.Optimizer):
         Chrome and Perfetto. Collective. After an error in the block nothing is written."""
         if events < 1:
             raise ValueError(f"zero: a trace of {events} events; it needs room for at least one")
+        self._manager.await_all("optimizer.trace()")
         dist.barrier(self._manager.group)               # clocks of hosts differ, so all ranks set time 0 here
         began = time.monotonic_ns()
         self._core.watch(events)
@@ -253,13 +260,26 @@ class ZeroOptimizer(torch.optim.Optimizer):
         """Returns the whole state on each rank, in the form of torch's optimizer of the unsharded model. It can be
         loaded there, or here with other numbers of ranks and other stages. It also has the float32 values of bfloat16
         parameters (`master`), and with compression the residuals (`lost`), by name; with residuals, call it only
-        between steps. Collective."""
-        return self._checkpoint.state_dict()
+        between steps. Collective, except in stage 0, where each rank has the whole state."""
+        if self._core.placement != "whole":
+            self._manager.await_all("optimizer.state_dict()", STATE_DICT_ADVICE)
+        return self._checkpoint.state_dict(on_all_ranks=True)
+
+    @torch.no_grad()
+    def full_state_dict(self, *, rank0_only: bool = True) -> dict[str, Any]:
+        """Returns what state_dict() returns on rank 0 of the group, and {} on the others, which need no memory for the
+        whole state. rank0_only=False: calls state_dict(). Collective, except in stage 0."""
+        if not rank0_only:
+            return self.state_dict()
+        if self._core.placement != "whole":
+            self._manager.await_all("optimizer.full_state_dict()")
+        return self._checkpoint.state_dict(on_all_ranks=False)
 
     @torch.no_grad()
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Loads a state that state_dict() or torch's optimizer of the unsharded model returned, equal on all ranks.
         Collective."""
+        self._manager.await_all("optimizer.load_state_dict()")
         self._checkpoint.load_state_dict(state_dict)
 
     def sharded_state(self) -> ShardedState:

@@ -40,6 +40,9 @@ class Uses:
         self.gathers_state = True
         for unit, module in enumerate(manager.modules):
             self._hook_forward(module, unit)
+        # before the hooks that gather
+        manager.model.register_state_dict_pre_hook(
+            Hook(lambda module, *_: self._await_state_dict(manager) if module is manager.model else None))
         unit_of = {parameter: unit for _, parameter, unit in manager.managed}
         for module in manager.model.modules():
             unit_of_storage = {p.untyped_storage().data_ptr(): unit_of[p] for p in module.parameters(recurse=False)
@@ -77,6 +80,11 @@ class Uses:
                 found.end_use(unit)
         module.register_state_dict_pre_hook(Hook(gather_units))
         module.register_state_dict_post_hook(Hook(copy_values))
+
+    def _await_state_dict(self, manager: Manager) -> None:
+        """Returns when all ranks have called state_dict() of the model, which then gathers its units."""
+        if self.gathers_state and not self.depth:
+            manager.await_all("state_dict() of a model whose parameters are sharded")
 
     # ---- events ----
     def begin_use(self, unit: int) -> None:
