@@ -1,7 +1,15 @@
-"""Hooks that zero installs in torch's modules."""
+"""Hooks that zero installs in torch's modules, and the replacement of the attribute `data` of parameters."""
 from __future__ import annotations
 
-from typing import Any, Callable
+import weakref
+from typing import Any, Callable, Iterable
+
+import torch
+
+# torch's attribute `data` of tensors
+_data: Any = torch.Tensor.data
+# {id of a parameter whose changes through `data` are counted: weak reference to the object that keeps it alive}
+_counted: dict[int, weakref.ref[Any]] = {}
 
 
 class Hook:
@@ -17,3 +25,25 @@ class Hook:
     def __reduce__(self) -> Any:
         """Makes copy and pickle create a Hook without a call."""
         return Hook, ()
+
+
+def _get_data(parameter: torch.nn.Parameter) -> torch.Tensor:
+    """Returns the values of a parameter without autograd. A change of the result counts as a change of the parameter if
+    it is in _counted."""
+    owner = _counted.get(id(parameter))
+    return _data.__get__(parameter) if owner is None or owner() is None else parameter.detach()
+
+
+def count_data_changes(owner: Any, parameters: Iterable[torch.nn.Parameter]) -> None:
+    """Makes changes through the attribute `data` of these parameters count in their versions while the owner, which
+    keeps them alive, exists; torch counts such changes apart. So Manager.check_parameters() finds them. For this it
+    replaces the attribute in torch.nn.Parameter, once in a process; that of other parameters works as before."""
+    ids = [id(parameter) for parameter in parameters]
+
+    def forget(reference: weakref.ref[Any]) -> None:
+        for key in ids:
+            if _counted.get(key) is reference:
+                del _counted[key]
+    _counted.update(dict.fromkeys(ids, weakref.ref(owner, forget)))
+    if "data" not in vars(torch.nn.Parameter):
+        torch.nn.Parameter.data = property(_get_data, _data.__set__, _data.__delete__)

@@ -23,7 +23,7 @@ from torch_tutti.zero._arrival import ARRIVAL_TIMEOUT, Arrivals
 from torch_tutti.zero._core import Core, ParameterInfo
 from torch_tutti.zero._direct import sum_rows, replace_forwards
 from torch_tutti.zero._gradients import DividedGradient, Gradients
-from torch_tutti.zero._hooks import Hook
+from torch_tutti.zero._hooks import Hook, count_data_changes
 from torch_tutti.zero._modules import find_modules_on_meta, find_units, materialize_untrained, trim_heap
 from torch_tutti.zero._optimizer import ZeroOptimizer, rule_of
 from torch_tutti.zero._sharded import Uses
@@ -92,11 +92,11 @@ def shard(model: nn.Module, optimizer: torch.optim.Optimizer, *, stage: int = 3,
     meta device; it must set their first values. Default: the module's reset_parameters().
 
     The parameters of a unit have one dtype, float32 or bfloat16. They are in CPU memory and may not be moved (`.to`, an
-    assignment to `.data`) or changed in place, except in a `with optimizer.edit():` block; the next step raises an
-    error. After backward() `grad` has no memory: it can be clipped, scaled and asked for its norm, by all ranks
-    together. Buffers start as rank 0's, and are each rank's own afterwards. With bfloat16 the optimizer keeps float32
-    values of its part. AdamW, Adam and SGD run in C, bit-identical to torch's fused optimizers; any other optimizer
-    that treats all elements equally runs on flat parts.
+    assignment to `.data`) or changed in place, except by rank 0 in a `with optimizer.edit():` block; the next step
+    raises an error. After backward() `grad` has no memory: it can be clipped, scaled and asked for its norm, by all
+    ranks together. Buffers start as rank 0's, and are each rank's own afterwards. With bfloat16 the optimizer keeps
+    float32 values of its part. AdamW, Adam and SGD run in C, bit-identical to torch's fused optimizers; any other
+    optimizer that treats all elements equally runs on flat parts.
     """
     if isinstance(model, DistributedDataParallel):
         raise ValueError("zero.shard: the model is a DistributedDataParallel, which sums gradients itself; pass its "
@@ -187,6 +187,9 @@ class Manager:
         self._install_hooks(model)
         replace_forwards(self, model)
         self.optimizer = ZeroOptimizer(self, optimizer)
+        # where a change through `data` would be lost, or happen once for each rank
+        divided = self.core.placement in ("shared", "sharded")
+        count_data_changes(self, (p for _, p, _ in self.managed if divided or p.dtype != torch.float32))
 
     def _create_core(self, parameters: list[ParameterInfo], groups: int, settings: Settings) -> Core:
         """Creates the core. Falls back to sharded parameters if the ranks of a host cannot share memory and
