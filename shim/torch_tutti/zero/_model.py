@@ -371,6 +371,8 @@ class Manager:
         self.await_all(call)
         self.core.claim()
         self.core.keep(True)
+        if self.uses:
+            self.uses.is_claimed = True
 
     @contextlib.contextmanager
     def whole(self) -> Iterator[None]:
