@@ -5,6 +5,7 @@ import weakref
 from typing import Any, Callable, Iterable
 
 import torch
+from torch.utils._pytree import tree_map_only
 
 # torch's attribute `data` of tensors
 _data: Any = torch.Tensor.data
@@ -25,6 +26,27 @@ class Hook:
     def __reduce__(self) -> Any:
         """Makes copy and pickle create a Hook without a call."""
         return Hook, ()
+
+
+def take_gradient(manager: Any, number: int, *_: Any) -> None:
+    """A hook that autograd calls when the gradient of a parameter is complete, after all hooks of the program. manager:
+    a weak reference, because the garbage collector cannot follow hooks of autograd's nodes."""
+    if (found := manager()) is not None:
+        found.take_gradient(number)
+
+
+def make_room(manager: Any, number: int, gradients: tuple[torch.Tensor | None]) -> None:
+    """A hook that autograd calls before it accumulates a gradient. manager: a weak reference. gradients: the new one,
+    or None if this pass made none."""
+    if gradients[0] is not None and (found := manager()) is not None:
+        found.gradients.make_room(number)
+
+
+def cast_inputs(dtype: torch.dtype, _: torch.nn.Module, arguments: Any, keywords: Any) -> Any:
+    """A forward pre-hook that converts floating-point inputs to `dtype`. Returns the new (arguments, keywords)."""
+    return tree_map_only(torch.Tensor,
+                         lambda tensor: tensor.to(dtype) if tensor.is_floating_point() else tensor,
+                         (arguments, keywords))
 
 
 def _get_data(parameter: torch.nn.Parameter) -> torch.Tensor:

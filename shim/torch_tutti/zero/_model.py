@@ -13,7 +13,6 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils._pytree import tree_map_only
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from torch_tutti._calls import tutti_group_of
@@ -23,7 +22,7 @@ from torch_tutti.zero._arrival import ARRIVAL_TIMEOUT, Arrivals
 from torch_tutti.zero._core import Core, ParameterInfo
 from torch_tutti.zero._direct import sum_rows, replace_forwards
 from torch_tutti.zero._gradients import DividedGradient, Gradients
-from torch_tutti.zero._hooks import Hook, count_data_changes
+from torch_tutti.zero._hooks import Hook, cast_inputs, count_data_changes, make_room, take_gradient
 from torch_tutti.zero._modules import find_modules_on_meta, find_units, materialize_untrained, trim_heap
 from torch_tutti.zero._optimizer import ZeroOptimizer, rule_of
 from torch_tutti.zero._sharded import Uses
@@ -123,27 +122,6 @@ def _placement_of(stage: int, hosts: str | None) -> str:
         raise ValueError(f"zero.shard: hosts={hosts!r} with stage {stage}; it can be "
                          f"{' or '.join(map(repr, allowed))}")
     return hosts or allowed[0]
-
-
-def _take_gradient(manager: Any, number: int, *_: Any) -> None:
-    """A hook that autograd calls when the gradient of a parameter is complete, after all hooks of the program. manager:
-    a weak reference, because the garbage collector cannot follow hooks of autograd's nodes."""
-    if (found := manager()) is not None:
-        found.take_gradient(number)
-
-
-def _make_room(manager: Any, number: int, gradients: tuple[torch.Tensor | None]) -> None:
-    """A hook that autograd calls before it accumulates a gradient. manager: a weak reference. gradients: the new one,
-    or None if this pass made none."""
-    if gradients[0] is not None and (found := manager()) is not None:
-        found.gradients.make_room(number)
-
-
-def _cast_inputs(dtype: torch.dtype, _: nn.Module, arguments: Any, keywords: Any) -> Any:
-    """A forward pre-hook that converts floating-point inputs to `dtype`. Returns the new (arguments, keywords)."""
-    return tree_map_only(torch.Tensor,
-                         lambda tensor: tensor.to(dtype) if tensor.is_floating_point() else tensor,
-                         (arguments, keywords))
 
 
 def _zero_grad(module: nn.Module, set_to_none: bool = True) -> None:
@@ -324,10 +302,10 @@ class Manager:
         # the nodes of autograd that accumulate gradients; their hooks follow those of tensors
         self.nodes = [torch.autograd.graph.get_gradient_edge(entry.parameter).node for entry in self.managed]
         for number, node in enumerate(self.nodes):
-            node.register_prehook(functools.partial(_make_room, weakref.ref(self), number))
-            node.register_hook(functools.partial(_take_gradient, weakref.ref(self), number))
+            node.register_prehook(functools.partial(make_room, weakref.ref(self), number))
+            node.register_hook(functools.partial(take_gradient, weakref.ref(self), number))
         if self.dtype is not None:
-            model.register_forward_pre_hook(functools.partial(_cast_inputs, self.dtype), with_kwargs=True)
+            model.register_forward_pre_hook(functools.partial(cast_inputs, self.dtype), with_kwargs=True)
         if not self.uses:
             model.register_state_dict_pre_hook(Hook(lambda module, *_: self.use_all() if module is model else None))
         model.register_load_state_dict_pre_hook(
