@@ -9,8 +9,33 @@ from torch.utils._pytree import tree_map_only
 
 # torch's attribute `data` of tensors
 _data: Any = torch.Tensor.data
-# {id of a parameter whose changes through `data` are counted: weak reference to the object that keeps it alive}
-_counted: dict[int, weakref.ref[Any]] = {}
+
+
+class Owners:
+    """Finds the object that manages a parameter. Neither is kept alive: an owner keeps its parameters, and is forgotten
+    when it ends."""
+
+    def __init__(self) -> None:
+        self._of_id: dict[int, weakref.ref[Any]] = {}   # by the id of the parameter
+
+    def add(self, owner: Any, parameters: Iterable[torch.nn.Parameter]) -> None:
+        """Records the owner of these parameters, which it keeps alive."""
+        ids = [id(parameter) for parameter in parameters]
+
+        def forget(reference: weakref.ref[Any]) -> None:
+            for key in ids:
+                if self._of_id.get(key) is reference:
+                    del self._of_id[key]
+        self._of_id.update(dict.fromkeys(ids, weakref.ref(owner, forget)))
+
+    def find(self, parameter: torch.nn.Parameter) -> Any:
+        """Returns the owner of a parameter, or None."""
+        reference = self._of_id.get(id(parameter))
+        return None if reference is None else reference()
+
+
+# of parameters whose changes through `data` are counted
+_counted = Owners()
 
 
 class Hook:
@@ -52,20 +77,13 @@ def cast_inputs(dtype: torch.dtype, _: torch.nn.Module, arguments: Any, keywords
 def _get_data(parameter: torch.nn.Parameter) -> torch.Tensor:
     """Returns the values of a parameter without autograd. A change of the result counts as a change of the parameter if
     it is in _counted."""
-    owner = _counted.get(id(parameter))
-    return _data.__get__(parameter) if owner is None or owner() is None else parameter.detach()
+    return _data.__get__(parameter) if _counted.find(parameter) is None else parameter.detach()
 
 
 def count_data_changes(owner: Any, parameters: Iterable[torch.nn.Parameter]) -> None:
     """Makes changes through the attribute `data` of these parameters count in their versions while the owner, which
     keeps them alive, exists; torch counts such changes apart. So Manager.check_parameters() finds them. For this it
     replaces the attribute in torch.nn.Parameter, once in a process; that of other parameters works as before."""
-    ids = [id(parameter) for parameter in parameters]
-
-    def forget(reference: weakref.ref[Any]) -> None:
-        for key in ids:
-            if _counted.get(key) is reference:
-                del _counted[key]
-    _counted.update(dict.fromkeys(ids, weakref.ref(owner, forget)))
+    _counted.add(owner, parameters)
     if "data" not in vars(torch.nn.Parameter):
         torch.nn.Parameter.data = property(_get_data, _data.__set__, _data.__delete__)

@@ -11,13 +11,13 @@ import torch
 from torch import nn
 from torch.optim.swa_utils import AveragedModel
 
-from torch_tutti.zero._hooks import Hook
+from torch_tutti.zero._hooks import Hook, Owners
 
 if TYPE_CHECKING:
     from torch_tutti.zero._sharded import Uses
 
-# {id of a sharded parameter: weak reference to the Uses of its model}
-_uses: dict[int, weakref.ref[Uses]] = {}
+# the Uses of the model of a sharded parameter
+_uses = Owners()
 
 
 class WatchedParameters(dict[str, Any]):
@@ -39,7 +39,7 @@ class WatchedParameters(dict[str, Any]):
 def watch_parameters(uses: Uses, model: nn.Module, parameters: list[nn.Parameter]) -> None:
     """Watches the reads of these sharded parameters by the modules of the model, and their copies."""
     reference = weakref.ref(uses)
-    _uses.update((id(parameter), reference) for parameter in parameters)
+    _uses.add(uses, parameters)
     for module in model.modules():
         watched = WatchedParameters(module._parameters)
         watched.uses = reference
@@ -62,8 +62,8 @@ def _checked(original: Callable[..., Any], read_parameters: Callable[..., Any]) 
     sharded and not whole."""
     @functools.wraps(original)
     def call(*arguments: Any, **keywords: Any) -> Any:
-        for parameter in read_parameters(*arguments, **keywords) if _uses else ():
-            if (found := _uses.get(id(parameter))) is not None and (uses := found()) is not None:
+        for parameter in read_parameters(*arguments, **keywords):
+            if (uses := _uses.find(parameter)) is not None:
                 uses.check_whole(parameter)
         return original(*arguments, **keywords)
     return call
