@@ -7,7 +7,7 @@ import torch
 from torch.autograd.graph import save_on_cpu
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import register_optimizer_step_pre_hook
-from zero_training import OPTIMIZERS, STEPS, Network, agree, fused, go_back, pair, values
+from zero_training import OPTIMIZERS, STEPS, Network, agree, fused, go_back, pair, train_beside, values
 
 from torch_tutti import zero
 
@@ -25,6 +25,13 @@ def hooked_weights(model):
 
 
 # ---- hooks of gradients ----
+def expect_same_gradients(expected, found):
+    """Both are the gradients that hooks of the three hooked weights have seen in all steps."""
+    assert len(found) == len(expected) == 3 * STEPS
+    for gradient, judged in zip(found, expected):
+        torch.testing.assert_close(gradient, judged)
+
+
 def run_tensor_hooks(world, checkpointed, context, options):
     """A hook on a weight sees the gradient and may replace it, also where autograd keeps another tensor for the
     weight."""
@@ -33,16 +40,8 @@ def run_tensor_hooks(world, checkpointed, context, options):
     for module, found in seen.items():
         for weight in hooked_weights(getattr(module, "module", module)):
             weight.register_hook(lambda gradient, found=found: found.append(gradient.clone()) or gradient * 0.5)
-    for step in range(STEPS):
-        for module, optimizer in ((judge, theirs), (model, mine)):
-            optimizer.zero_grad()
-            with context():
-                go_back(module, optimizer, step, world.rank)
-            optimizer.step()
-        agree(world, whole_values(model, mine), values(judge.module))
-    assert len(seen[model]) == len(seen[judge]) == 3 * STEPS
-    for gradient, expected in zip(seen[model], seen[judge]):
-        torch.testing.assert_close(gradient, expected)
+    train_beside(world, judge, theirs, model, mine, context, whole_values)
+    expect_same_gradients(seen[judge], seen[model])
 
 
 @pytest.mark.parametrize("checkpointed, context", [(False, contextlib.nullcontext), (True, contextlib.nullcontext),
@@ -75,15 +74,8 @@ def run_accumulate_hooks(world, before, options):
     model, mine = zero.shard(model, kind(model.parameters(), **settings), **options)
     if not before:
         register(model)
-    for step in range(STEPS):
-        for module, optimizer in ((judge, theirs), (model, mine)):
-            optimizer.zero_grad()
-            go_back(module, optimizer, step, world.rank)
-            optimizer.step()
-        agree(world, whole_values(model, mine), values(judge.module))
-    assert len(seen[model]) == len(seen[judge]) == 3 * STEPS
-    for gradient, expected in zip(seen[model], seen[judge]):
-        torch.testing.assert_close(gradient, expected)
+    train_beside(world, judge, theirs, model, mine, read=whole_values)
+    expect_same_gradients(seen[judge], seen[model])
 
 
 @pytest.mark.parametrize("before", [True, False])

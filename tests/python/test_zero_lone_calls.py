@@ -1,4 +1,4 @@
-"""Calls for all ranks that only some ranks make: an error within seconds says so, and the group goes on."""
+"""Calls for all ranks that only some ranks make end with an error within seconds, and the group goes on."""
 from datetime import timedelta
 
 import pytest

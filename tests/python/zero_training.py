@@ -150,14 +150,17 @@ def agree(world, mine, judge):
     same_on_all_ranks(world, mine)
 
 
-def train_beside(world, judge, theirs, model, mine):
-    """Both, and after each step they have the same parameters."""
+def train_beside(world, judge, theirs, model, mine, context=contextlib.nullcontext,
+                 read=lambda model, _: values(model)):
+    """Trains both. After each step they have the same parameters. context: of each forward and backward pass. read:
+    returns the parameters of a model and its optimizer."""
     for step in range(STEPS):
         for trained_, optimizer in ((judge, theirs), (model, mine)):
             optimizer.zero_grad()
-            go_back(trained_, optimizer, step, world.rank)
+            with context():
+                go_back(trained_, optimizer, step, world.rank)
             optimizer.step()
-        agree(world, values(model), values(judge.module))
+        agree(world, read(model, mine), values(judge.module))
 
 
 def step_rounded(world, judge, kept, optimizer):

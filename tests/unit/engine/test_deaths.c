@@ -14,7 +14,8 @@ static void rank_dies(struct rank *me)
 {
     me->comm->group.is_reconfigurable = me->context != NULL;
     REQUIRE(tutti_barrier(me->comm, NULL) == TUTTI_OK);
-    tutti_status status = tutti_barrier(me->comm, NULL);                /* whoever is through knows the first is over */
+    /* A rank that returns from this barrier knows that the first one is over. */
+    tutti_status status = tutti_barrier(me->comm, NULL);
     if (me->rank == 1) { usleep(20000); raise(SIGKILL); }
     static float big[1 << 20];
     while (status == TUTTI_OK) status = tutti_all_reduce(big, big, 1 << 20, TUTTI_FLOAT32, TUTTI_SUM, me->comm, NULL);

@@ -36,7 +36,7 @@ int sched_getcpu(void)
     syscall(SYS_getcpu, &core, NULL, NULL);
     return (int)core;
 }
-static void await(_Atomic bool *event)
+static void event_await(_Atomic bool *event)
 {
     while (!atomic_load(event)) sleep_us(50);
 }
@@ -65,9 +65,9 @@ static void wait_while_another_thread_closes(struct rank *me)
         REQUIRE(tutti_barrier(comm, &request) == TUTTI_OK);
         comm_fail_locally(comm, TUTTI_ABORTED, "the test has closed the communicator");
         REQUIRE(pthread_create(&closer, NULL, close_comm, NULL) == 0);
-        await(&closer_naps);
+        event_await(&closer_naps);
         REQUIRE(pthread_create(&waiter, NULL, wait_for_operation, NULL) == 0);
-        await(&waiter_is_inside);
+        event_await(&waiter_is_inside);
         atomic_store(&role_is_free, true);
         driver_hand_over_role(comm);
         while (!atomic_load(&closer_awaits) && !atomic_load(&has_closed)) sleep_us(50);

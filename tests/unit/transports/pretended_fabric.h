@@ -30,8 +30,8 @@ static tutti_status fabric_begin(struct fabric *f, const struct fabric_environme
     f->event_descriptor = descriptor_move_above_stderr(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
     return TUTTI_OK;
 }
-static void part(struct fabric *f) { (void)f; }
-static void finish(struct fabric *f)
+static void fabric_shut_down(struct fabric *f) { (void)f; }
+static void fabric_free_endpoints(struct fabric *f)
 {
     for (struct endpoint *e; (e = f->endpoints) != NULL; free(e)) f->endpoints = e->next;
     close(f->event_descriptor);
@@ -58,44 +58,44 @@ static bool bytes_fetch(struct fabric *f, struct fabric_op *op, void *descriptor
     fetched++;
     return false;
 }
-static void release(struct fabric *f, void *descriptor)
+static void descriptor_count_release(struct fabric *f, void *descriptor)
 {
     (void)f, (void)descriptor;
     released++;
 }
-static bool progress(struct fabric *f)
+static bool fabric_deliver_due(struct fabric *f)
 {
     struct delivery *d = due;
     due = NULL;
     if (d) d->kept = fabric_handle_message(f, d->from, d->header, d->data, d->bytes, d->announced);
     return d != NULL;
 }
-static bool arm(struct fabric *f)
+static bool fabric_may_sleep(struct fabric *f)
 {
     (void)f;
     return true;
 }
-static void disconnect(struct fabric *f, struct endpoint *e)
+static void endpoint_count_end(struct fabric *f, struct endpoint *e)
 {
     (void)f, (void)e;
     ended++;
 }
-static void address(const struct endpoint *e, char *out, size_t bytes)
+static void endpoint_print_address(const struct endpoint *e, char *out, size_t bytes)
 {
     snprintf(out, bytes, "address %d", e->process[0]);
 }
 static const struct fabric_operations operations = { .name = "none",
     .start = fabric_begin,
-    .shutdown = part,
-    .finish = finish,
+    .shutdown = fabric_shut_down,
+    .finish = fabric_free_endpoints,
     .connect = connect_to,
     .send = send_none,
     .fetch = bytes_fetch,
-    .release = release,
-    .progress = progress,
-    .arm = arm,
-    .disconnect = disconnect,
-    .print_address = address };
+    .release = descriptor_count_release,
+    .progress = fabric_deliver_due,
+    .arm = fabric_may_sleep,
+    .disconnect = endpoint_count_end,
+    .print_address = endpoint_print_address };
 static struct fabric fabric = FABRIC(&operations);
 
 /* ---- a group of three processes, of which this is the first, and a process that is not in it ---- */
@@ -156,7 +156,7 @@ static int leave_and_close(void **state)
 
 /* ---- what is said ---- */
 static bool polls; /* the rank polls when it is said */
-static bool say(int process, struct header h, const void *data, size_t bytes)
+static bool message_deliver(int process, struct header h, const void *data, size_t bytes)
 {
     struct delivery d = { ends[process], &h, (void *)(uintptr_t)data, bytes, h.id && h.kind == MESSAGE, false };
     if (d.announced) d.data = descriptors;
@@ -179,13 +179,13 @@ static struct header long_of(int rank, uint64_t name, size_t bytes, uint64_t id)
     h.id = id;
     return h;
 }
-static bool announce(int rank, uint64_t name, size_t bytes, uint64_t id)
+static bool rndv_announce(int rank, uint64_t name, size_t bytes, uint64_t id)
 {
-    return say(rank, long_of(rank, name, bytes, id), NULL, bytes);
+    return message_deliver(rank, long_of(rank, name, bytes, id), NULL, bytes);
 }
-static void withdraw(int rank, uint64_t name, uint64_t id)
+static void rndv_withdraw(int rank, uint64_t name, uint64_t id)
 {
-    say(rank, (struct header){ .kind = WITHDRAWN, .name = name_of(name), .id = id, .from = rank }, NULL, 0);
+    message_deliver(rank, (struct header){ .kind = WITHDRAWN, .name = name_of(name), .id = id, .from = rank }, NULL, 0);
 }
 static void poll_all(void)
 {
@@ -205,7 +205,7 @@ static void assert_heard(int rank, uint64_t name)
     struct transfer x;
     struct piece piece;
     rank_recv(&me, &x, rank, name, &piece, in, sizeof in);
-    say(rank, short_of(rank, name, sizeof out), out, sizeof out);
+    message_deliver(rank, short_of(rank, name, sizeof out), out, sizeof out);
     poll_all();
     assert_int_equal(x.state, TRANSFER_DONE);
     assert_int_equal(in[0], 5);

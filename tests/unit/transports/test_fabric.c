@@ -9,14 +9,14 @@ static void withdraws_by_another_name(void)
     unsigned char in[100];
     struct transfer x;
     struct piece piece;
-    assert_true(announce(1, 9, 100, 7));
-    withdraw(1, 1234, 7);
+    assert_true(rndv_announce(1, 9, 100, 7));
+    rndv_withdraw(1, 1234, 7);
     poll_all();
     assert_int_equal(released, 1);
     rank_recv(&me, &x, 1, 9, &piece, in, sizeof in);
     poll_all();
     assert_int_equal(x.state, TRANSFER_POSTED); /* it was taken back */
-    assert_true(announce(1, 9, 100, 8));
+    assert_true(rndv_announce(1, 9, 100, 8));
     poll_all();
     assert_int_equal(x.state, TRANSFER_DONE);
     assert_int_equal(fetched, 1);
@@ -33,9 +33,9 @@ static void withdraws_what_is_not_its_own(void)
     unsigned char in[100];
     struct transfer x;
     struct piece piece;
-    announce(1, 9, 100, 7);
-    withdraw(2, 9, 7);
-    withdraw(1, 9, 6);
+    rndv_announce(1, 9, 100, 7);
+    rndv_withdraw(2, 9, 7);
+    rndv_withdraw(1, 9, 6);
     poll_all();
     rank_recv(&me, &x, 1, 9, &piece, in, sizeof in);
     poll_all();
@@ -49,8 +49,8 @@ static void test_a_withdrawal_of_nothing_takes_nothing(void **state)
 }
 static void announces_twice(void)
 {
-    assert_true(announce(2, 9, 100, 7));
-    assert_false(announce(2, 10, 100, 7));
+    assert_true(rndv_announce(2, 9, 100, 7));
+    assert_false(rndv_announce(2, 10, 100, 7));
     assert_refused(2, "its process has announced a message twice");
     assert_heard(1, 3);
 }
@@ -69,7 +69,7 @@ static void speaks_for_another_rank(void)
     for (int i = 0; i < 2; i++) rank_recv(&me, &x[i], 1 + i, 4, &pieces[i], in[i], 8);
     struct header h = short_of(1, 4, 8);
     sequences[1] = 0;
-    say(2, h, noise, 8);
+    message_deliver(2, h, noise, 8);
     assert_refused(2, "its process has sent a message as another process");
     assert_int_equal(x[0].state, TRANSFER_POSTED);
     assert_int_equal(in[0][0], 0xee);
@@ -104,7 +104,7 @@ static void speaks_though_no_member(void)
     dup2(fileno(log), STDERR_FILENO);
     rank_recv(&me, &x, TRANSFER_ANY_PEER, 4, &piece, in, 8);
     for (size_t i = 0; i < sizeof ranks / sizeof *ranks; i++)
-        say(STRANGER, (struct header){ .name = name_of(4), .bytes = 8, .from = ranks[i] }, noise, 8);
+        message_deliver(STRANGER, (struct header){ .name = name_of(4), .bytes = 8, .from = ranks[i] }, noise, 8);
     poll_all();
     dup2(standard, STDERR_FILENO);
     close(standard);
@@ -184,15 +184,16 @@ static void sends_beyond_its_credit(void)
     struct transfer x;
     struct piece piece;
     for (int i = 0; i < 3 * CREDIT_BYTES / EAGER_BYTES; i++) { /* what is received does not count */
-        say(2, short_of(2, 4, sizeof data), data, sizeof data);
+        message_deliver(2, short_of(2, 4, sizeof data), data, sizeof data);
         rank_recv(&me, &x, 2, 4, &piece, in, sizeof in);
         poll_all();
         assert_int_equal(x.state, TRANSFER_DONE);
     }
-    for (int i = 0; i < CREDIT_BYTES / EAGER_BYTES; i++) say(2, short_of(2, 5, sizeof data), data, sizeof data);
+    for (int i = 0; i < CREDIT_BYTES / EAGER_BYTES; i++)
+        message_deliver(2, short_of(2, 5, sizeof data), data, sizeof data);
     poll_all();
     assert_int_equal(ended, 0);
-    say(2, short_of(2, 5, 0), data, 0);
+    message_deliver(2, short_of(2, 5, 0), data, 0);
     assert_refused(2, "its process has sent more eager bytes than it has credit for");
     assert_heard(1, 3);
 }
@@ -204,9 +205,9 @@ static void test_bytes_that_nobody_asked_for_are_bounded(void **state)
 static const char too_many[] = "more than 65536 messages of its process wait to be received";
 static void announces_without_end(void)
 {
-    for (uint64_t i = 1; i <= PENDING_RNDV_MOST; i++) assert_true(announce(2, i, 100, i));
+    for (uint64_t i = 1; i <= PENDING_RNDV_MOST; i++) assert_true(rndv_announce(2, i, 100, i));
     assert_int_equal(ended, 0);
-    assert_false(announce(2, 0, 100, PENDING_RNDV_MOST + 1));
+    assert_false(rndv_announce(2, 0, 100, PENDING_RNDV_MOST + 1));
     assert_refused(2, too_many);
     assert_heard(1, 3);
     router_lose_peer(me.router, 2, status_fail(TUTTI_PEER_LOST, "it is gone"));
@@ -221,8 +222,8 @@ static void test_announced_messages_are_bounded(void **state)
 static void announces_and_withdraws(void)
 {
     for (uint64_t i = 1; i <= 3 * PENDING_RNDV_MOST; i++) {
-        assert_true(announce(2, 1, 100, i));
-        withdraw(2, 1, i);
+        assert_true(rndv_announce(2, 1, 100, i));
+        rndv_withdraw(2, 1, i);
         if (i % 1000 == 0) poll_all();
     }
     poll_all();
@@ -237,8 +238,9 @@ static void test_what_is_taken_back_makes_room(void **state)
 static void test_what_is_noted_is_bounded(void **state)
 {
     polls = false;
-    for (int i = 0; i < PENDING_RNDV_MOST; i++) withdraw(2, 1, 1);
-    for (int i = 0; i < PENDING_RNDV_MOST; i++) say(2, (struct header){ .kind = CREDIT, .from = 2 }, NULL, 0);
+    for (int i = 0; i < PENDING_RNDV_MOST; i++) rndv_withdraw(2, 1, 1);
+    for (int i = 0; i < PENDING_RNDV_MOST; i++)
+        message_deliver(2, (struct header){ .kind = CREDIT, .from = 2 }, NULL, 0);
     assert_int_equal(ends[2]->is_faulty, true); /* CREDIT is not saved, but comes after as many messages as may be */
     assert_string_equal(ends[2]->why, too_many);
     assert_heard(1, 3);
@@ -250,10 +252,10 @@ static void test_early_messages_are_bounded(void **state)
 {
     (void)state;
     polls = false;
-    for (uint64_t i = 1; i <= EARLY_MOST; i++) assert_true(announce(2, 1, 100, i));
-    say(1, short_of(1, 3, 0), NULL, 0);
+    for (uint64_t i = 1; i <= EARLY_MOST; i++) assert_true(rndv_announce(2, 1, 100, i));
+    message_deliver(1, short_of(1, 3, 0), NULL, 0);
     assert_false(ends[2]->is_faulty);
-    assert_false(announce(2, 1, 100, EARLY_MOST + 1));
+    assert_false(rndv_announce(2, 1, 100, EARLY_MOST + 1));
     assert_true(ends[2]->is_faulty);
     assert_string_equal(ends[2]->why,
         "its process has sent too many messages to groups that this process has not joined");
@@ -273,7 +275,7 @@ static void test_early_bytes_are_bounded(void **state)
     int count = 0;
     (void)state;
     polls = false;
-    for (; !ends[2]->is_faulty; count++) say(2, short_of(2, 1, sizeof data), data, sizeof data);
+    for (; !ends[2]->is_faulty; count++) message_deliver(2, short_of(2, 1, sizeof data), data, sizeof data);
     assert_in_range(count, EARLY_BYTES / EAGER_BYTES / 2, EARLY_BYTES / EAGER_BYTES + 1);
     join_group();
     poll_all();
@@ -288,13 +290,13 @@ static void test_early_messages_are_whose_they_are(void **state)
     (void)state;
     polls = false;
     struct header h = short_of(1, 4, 8);
-    say(2, h, out, 8);
+    message_deliver(2, h, out, 8);
     join_group();
     assert_refused(2, "its process has sent a message as another process");
     rank_recv(&me, &x, 1, 4, &piece, in, 8);
     poll_all();
     assert_int_equal(x.state, TRANSFER_POSTED);
-    say(1, h, out, 8);
+    message_deliver(1, h, out, 8);
     poll_all();
     assert_int_equal(x.state, TRANSFER_DONE);
     for (int i = 0; i < PROCESSES; i++) assert_int_equal(ends[i]->early_count + (int)ends[i]->early_bytes, 0);
