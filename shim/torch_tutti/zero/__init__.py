@@ -8,7 +8,7 @@ rank, or are divided among the ranks.
         optimizer.step()
 """
 from torch_tutti.zero._ddp import wrap_ddp
-from torch_tutti.zero._model import shard
+from torch_tutti.zero._shard import shard
 from torch_tutti.zero._optimizer import ZeroOptimizer
 
 __all__ = ["ZeroOptimizer", "shard", "wrap_ddp"]

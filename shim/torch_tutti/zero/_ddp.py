@@ -11,7 +11,7 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from torch_tutti.zero._hooks import Hook
-from torch_tutti.zero._model import shard
+from torch_tutti.zero._shard import shard
 from torch_tutti.zero._optimizer import ZeroOptimizer
 
 

@@ -7,15 +7,13 @@ import math
 import warnings
 import weakref
 from types import MethodType
-from typing import Any, Callable, Iterable, Iterator, NamedTuple
+from typing import Any, Callable, Iterator, NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from torch_tutti._calls import tutti_group_of
 from torch_tutti._extension import backend_of
 from torch_tutti.compression import Compression
 from torch_tutti.zero._arrival import ARRIVAL_TIMEOUT, Arrivals
@@ -23,23 +21,13 @@ from torch_tutti.zero._core import Core, ParameterInfo
 from torch_tutti.zero._direct import sum_rows, replace_forwards
 from torch_tutti.zero._gradients import DividedGradient, Gradients
 from torch_tutti.zero._hooks import Hook, cast_inputs, count_data_changes, make_room, take_gradient
-from torch_tutti.zero._modules import find_modules_on_meta, find_units, materialize_untrained, trim_heap
+from torch_tutti.zero._modules import find_modules_on_meta, materialize_untrained, trim_heap
 from torch_tutti.zero._optimizer import ZeroOptimizer, rule_of
+from torch_tutti.zero._parameters import collect_managed, dtypes_of_units
 from torch_tutti.zero._sharded import Uses
 
 # {parameter: weak reference to the Manager of its model}
 _managers: Any = WeakTensorKeyDictionary()
-_PRECISIONS = {None: None, "bf16": torch.bfloat16}
-# The number of gradient buffers in stage 1, which keeps all gradients: no unit waits for a buffer.
-UNLIMITED_BUFFERS = 1 << 20
-
-
-class Managed(NamedTuple):
-    """A parameter that the core manages; its number is its position in Manager.managed. unit: the number of its unit,
-    which is the position of the unit's module in Manager.modules."""
-    name: str
-    parameter: nn.Parameter
-    unit: int
 
 
 class Settings(NamedTuple):
@@ -53,75 +41,6 @@ class Settings(NamedTuple):
     init: Callable[[nn.Module], None] | None
     dtype: torch.dtype | None           # for all parameters; None: each unit keeps its own
     compression: str | Compression | None
-
-
-def shard(model: nn.Module, optimizer: torch.optim.Optimizer, *, stage: int = 3, hosts: str | None = None,
-          units: Iterable[nn.Module] | None = None, group: dist.ProcessGroup | None = None,
-          buffers: int = 2, ahead: bool = False, prefetch: int = 1, reshard: bool = True,
-          precision: str | None = None, compression: str | Compression | None = None,
-          init: Callable[[nn.Module], None] | None = None) -> tuple[nn.Module, ZeroOptimizer]:
-    """Lets the ranks of a group train the model together. Returns the model, and the optimizer that replaces the given
-    one. Collective: all ranks start with rank 0's parameters and buffers.
-
-    stage: 0 divides nothing, like DistributedDataParallel; 1 divides the optimizer state among the ranks; 2 also the
-    gradients; 3 also the parameters. hosts: the placement of parameters in stage 3. "shared": the ranks of a host map
-    one copy, and each updates a part of it, so parameters are not copied within a host. "sharded": a rank has only its
-    part, and a unit is gathered when it is used; then all ranks must use the same units in the same order, and
-    parameters outside a use read as NaN, except in a `with optimizer.whole():` block. None: shared, or sharded with a
-    warning if the ranks of a host cannot share. units: modules whose parameters are used together; each is summed and
-    updated as a whole. Default: the elements of the model's outermost ModuleLists and Sequentials. A parameter belongs
-    to the innermost unit that has it; to the model itself if no unit has it, or several that are not nested. group: a
-    group of tutti's; None: the default group.
-
-    buffers: the number of buffers for gradients of units of one size (stages 2 and 3); a backward pass waits if all are
-    in use. ahead: step() returns when all ranks have called it, and modules wait for their parameters when they
-    compute; units that are used first are summed, updated and sent first. This is faster, most of all on a slow network
-    with many buffers. But code that reads parameters outside the forward() of their module must call optimizer.wait()
-    first. For sharded parameters: prefetch is how many units are gathered before their use, in the order of the last
-    step; reshard frees a unit's memory after its forward(), and gathers it again for the backward pass.
-
-    precision: "bf16" converts parameters, gradients and floating-point inputs of the model's forward() to bfloat16; the
-    optimizer keeps float32 values, which start as the model's. None: no conversion.
-
-    compression: the form of gradients in messages ("int8"), or a torch_tutti.compression.Compression. If all hosts have
-    equal numbers of ranks, only messages between hosts are compressed. The error is added to the next gradients.
-
-    The model may be on the meta device, with an optimizer of its parameters there. Then only rank 0 ever has the whole
-    model in its own memory. init: called on rank 0 with each module that has parameters or buffers of its own on the
-    meta device; it must set their first values. Default: the module's reset_parameters().
-
-    The parameters of a unit have one dtype, float32 or bfloat16. They are in CPU memory and may not be moved (`.to`, an
-    assignment to `.data`) or changed in place, except by rank 0 in a `with optimizer.edit():` block; the next step
-    raises an error. After backward() `grad` has no memory: it can be clipped, scaled and asked for its norm, by all
-    ranks together. Buffers start as rank 0's, and are each rank's own afterwards. With bfloat16 the optimizer keeps
-    float32 values of its part. AdamW, Adam and SGD run in C, bit-identical to torch's fused optimizers; any other
-    optimizer that treats all elements equally runs on flat parts.
-    """
-    if isinstance(model, DistributedDataParallel):
-        raise ValueError("zero.shard: the model is a DistributedDataParallel, which sums gradients itself; pass its "
-                         "module, or use zero.wrap_ddp")
-    placement = _placement_of(stage, hosts)
-    if placement == "whole" and compression is not None:
-        raise NotImplementedError("zero.shard: stage 0 does not compress gradients; DistributedDataParallel does with "
-                                  "torch_tutti.compression.compress, and so do stages 1 to 3")
-    if precision not in _PRECISIONS:
-        raise ValueError(f"zero.shard: precision={precision!r}; it must be 'bf16' or None")
-    settings = Settings(placement, stage == 3 and hosts is None, UNLIMITED_BUFFERS if stage == 1 else buffers, ahead,
-                        prefetch, reshard, init, _PRECISIONS[precision], compression)
-    manager = Manager(model, optimizer, find_units(model, units), tutti_group_of("zero.shard", group), settings)
-    return model, manager.optimizer
-
-
-def _placement_of(stage: int, hosts: str | None) -> str:
-    """Returns the placement that a stage and the argument `hosts` select: "shared", "sharded", "replicated" or "whole".
-    Raises ValueError for invalid arguments."""
-    if stage not in (0, 1, 2, 3):
-        raise ValueError(f"zero.shard: stage {stage!r}; it must be 0, 1, 2 or 3")
-    allowed = ("shared", "sharded") if stage == 3 else ("replicated",) if stage else ("whole",)
-    if hosts not in (None, *allowed):
-        raise ValueError(f"zero.shard: hosts={hosts!r} with stage {stage}; it can be "
-                         f"{' or '.join(map(repr, allowed))}")
-    return hosts or allowed[0]
 
 
 def _zero_grad(module: nn.Module, set_to_none: bool = True) -> None:
@@ -144,12 +63,14 @@ class Manager:
         """Creates the core and moves the parameters into it. modules: those that are units, without the model.
         Collective."""
         self.model, self.group, self.ahead = model, group, settings.ahead
-        # the module of each unit; the gradients of the first one are complete last
-        self.modules = [model, *modules]
         self.dtype = settings.dtype
         self.steps = 0                  # steps taken
         group_of = {p: number for number, options in enumerate(optimizer.param_groups) for p in options["params"]}
-        self.managed = self._collect_managed(model, group_of)
+        # self.modules: the module of each unit; the gradients of the first one are complete last
+        self.managed, self.modules = collect_managed([model, *modules], group_of)
+        for entry in self.managed:
+            if entry.parameter in _managers:
+                raise ValueError(f"zero.shard: parameter {entry.name} is already sharded; a model can be sharded once")
         on_meta = find_modules_on_meta(model, settings.init)
         self.awaited = [-1] * len(self.modules)         # for each unit, `steps` when use() last waited for it
         self.written: set[int] = set()  # parameters with a part of their gradient in the core's buffer in this pass
@@ -174,7 +95,9 @@ class Manager:
         settings.may_shard."""
         backend = backend_of(self.group)
         timeout = backend.options.timeout
-        make_core = functools.partial(Core, backend._communicator, parameters, self._unit_dtypes(), groups,
+        units = len(self.modules)
+        dtypes = [self.dtype] * units if self.dtype else dtypes_of_units(self.managed, units)
+        make_core = functools.partial(Core, backend._communicator, parameters, dtypes, groups,
                                       rule=self.rule, buffers=settings.buffers, prefetch=settings.prefetch,
                                       ahead=settings.ahead, compression=settings.compression,
                                       timeout_ms=math.ceil(timeout.total_seconds() * 1000) if timeout else 0)
@@ -185,71 +108,6 @@ class Manager:
                 raise
             warnings.warn(f"zero.shard: parameters are sharded, not shared, on each host: {reason}", stacklevel=4)
         return make_core(placement="sharded")
-
-    def _collect_managed(self, model: nn.Module, group_of: dict[nn.Parameter, int]) -> list[Managed]:
-        """Checks the trained parameters, and returns them in the order of their units. group_of: {parameter: its group
-        in the optimizer}. Removes modules without parameters of their own from self.modules."""
-        unit_of = self._innermost_units()
-        for name, module in model.named_modules():
-            if getattr(module, "max_norm", None) is not None and isinstance(module, (nn.Embedding, nn.EmbeddingBag)):
-                raise ValueError(f"zero.shard: {name} is an embedding with max_norm, which changes its weight in "
-                                 "forward(), differently on each rank")
-        found = []
-        for name, parameter in model.named_parameters():
-            if not parameter.requires_grad:
-                continue
-            self._check_parameter(name, parameter, group_of)
-            if parameter in _managers:
-                raise ValueError(f"zero.shard: parameter {name} is already sharded; a model can be sharded once")
-            found.append(Managed(name, parameter, unit_of.get(parameter, 0)))
-        if not found:
-            raise ValueError("zero.shard: the model has no parameter with requires_grad")
-        others = set(group_of) - {entry.parameter for entry in found}
-        if any(p.requires_grad for p in others):
-            raise ValueError("zero.shard: the optimizer has parameters that are not in the model")
-        # a module without parameters of its own is no unit
-        kept_units = sorted({entry.unit for entry in found})
-        self.modules = [self.modules[unit] for unit in kept_units]
-        return sorted((entry._replace(unit=kept_units.index(entry.unit)) for entry in found),
-                      key=lambda entry: entry.unit)
-
-    def _innermost_units(self) -> dict[nn.Parameter, int]:
-        """Returns {parameter: its innermost unit}, without parameters of the model alone, and without those that are in
-        several units of which none lies inside all others."""
-        holders: dict[nn.Parameter, list[int]] = {}
-        for number, module in enumerate(self.modules[1:], 1):          # inner modules come after outer ones
-            for parameter in module.parameters():
-                holders.setdefault(parameter, []).append(number)
-        modules_inside = [set(module.modules()) for module in self.modules]
-        return {parameter: units[-1] for parameter, units in holders.items()
-                if all(self.modules[units[-1]] in modules_inside[unit] for unit in units)}
-
-    @staticmethod
-    def _check_parameter(name: str, parameter: nn.Parameter, group_of: dict[nn.Parameter, int]) -> None:
-        """Raises ValueError if a trained parameter is not in the optimizer, is not an ordinary CPU or meta tensor, has
-        no elements, or has another dtype than float32 and bfloat16."""
-        if parameter not in group_of:
-            raise ValueError(f"zero.shard: the parameter {name} is not in the optimizer; pass it all parameters, or "
-                             "set requires_grad=False")
-        if parameter.device.type not in ("cpu", "meta") or parameter.layout != torch.strided:
-            raise ValueError(f"zero.shard: parameter {name} is on {parameter.device}, {parameter.layout}; it "
-                             "must be an ordinary CPU tensor")
-        if not parameter.numel():
-            raise ValueError(f"zero.shard: parameter {name} has no elements; set requires_grad=False")
-        if parameter.dtype not in (torch.float32, torch.bfloat16):
-            raise ValueError(f"zero.shard: parameter {name} is {parameter.dtype}; use float32 or bfloat16")
-
-    def _unit_dtypes(self) -> list[torch.dtype]:
-        """Returns the dtype of each unit: that of `precision`, or of its parameters. Raises ValueError if a unit has
-        several."""
-        found: list[torch.dtype | None] = [self.dtype] * len(self.modules)
-        for name, parameter, unit in self.managed if self.dtype is None else ():
-            if found[unit] not in (None, parameter.dtype):
-                raise ValueError(f"zero.shard: parameter {name} is {parameter.dtype}, others of its unit are "
-                                 f"{found[unit]}; a unit must have one type: name it, or its parts, as units of their "
-                                 "own")
-            found[unit] = parameter.dtype
-        return [dtype or torch.float32 for dtype in found]
 
     @torch.no_grad()
     def _move_parameters(self, model: nn.Module, on_meta: list[nn.Module],

@@ -1,0 +1,78 @@
+"""The parameters of a model that the core manages: their order, their units, and checks of what the core can take."""
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import nn
+
+
+class Managed(NamedTuple):
+    """A parameter that the core manages; its number is its position in Manager.managed. unit: the number of its unit,
+    which is the position of the unit's module in Manager.modules."""
+    name: str
+    parameter: nn.Parameter
+    unit: int
+
+
+def collect_managed(modules: list[nn.Module],
+                    group_of: dict[nn.Parameter, int]) -> tuple[list[Managed], list[nn.Module]]:
+    """Checks the trained parameters of a model. Returns them in the order of their units, and the modules of the units.
+    modules: the model, and the modules that may be units; those without parameters of their own are no units. group_of:
+    {parameter: its group in the optimizer}."""
+    unit_of = _innermost_units(modules)
+    for name, module in modules[0].named_modules():
+        if getattr(module, "max_norm", None) is not None and isinstance(module, (nn.Embedding, nn.EmbeddingBag)):
+            raise ValueError(f"zero.shard: {name} is an embedding with max_norm, which changes its weight in "
+                             "forward(), differently on each rank")
+    found = []
+    for name, parameter in modules[0].named_parameters():
+        if parameter.requires_grad:
+            _check_parameter(name, parameter, group_of)
+            found.append(Managed(name, parameter, unit_of.get(parameter, 0)))
+    if not found:
+        raise ValueError("zero.shard: the model has no parameter with requires_grad")
+    others = set(group_of) - {entry.parameter for entry in found}
+    if any(p.requires_grad for p in others):
+        raise ValueError("zero.shard: the optimizer has parameters that are not in the model")
+    kept_units = sorted({entry.unit for entry in found})
+    renumbered = (entry._replace(unit=kept_units.index(entry.unit)) for entry in found)
+    return sorted(renumbered, key=lambda entry: entry.unit), [modules[unit] for unit in kept_units]
+
+
+def _innermost_units(modules: list[nn.Module]) -> dict[nn.Parameter, int]:
+    """Returns {parameter: its innermost unit}, without parameters of the model alone, and without those that are in
+    several units of which none lies inside all others."""
+    holders: dict[nn.Parameter, list[int]] = {}
+    for number, module in enumerate(modules[1:], 1):            # inner modules come after outer ones
+        for parameter in module.parameters():
+            holders.setdefault(parameter, []).append(number)
+    modules_inside = [set(module.modules()) for module in modules]
+    return {parameter: units[-1] for parameter, units in holders.items()
+            if all(modules[units[-1]] in modules_inside[unit] for unit in units)}
+
+
+def _check_parameter(name: str, parameter: nn.Parameter, group_of: dict[nn.Parameter, int]) -> None:
+    """Raises ValueError if a trained parameter is not in the optimizer, is not an ordinary CPU or meta tensor, has no
+    elements, or has another dtype than float32 and bfloat16."""
+    if parameter not in group_of:
+        raise ValueError(f"zero.shard: the parameter {name} is not in the optimizer; pass it all parameters, or "
+                         "set requires_grad=False")
+    if parameter.device.type not in ("cpu", "meta") or parameter.layout != torch.strided:
+        raise ValueError(f"zero.shard: parameter {name} is on {parameter.device}, {parameter.layout}; it "
+                         "must be an ordinary CPU tensor")
+    if not parameter.numel():
+        raise ValueError(f"zero.shard: parameter {name} has no elements; set requires_grad=False")
+    if parameter.dtype not in (torch.float32, torch.bfloat16):
+        raise ValueError(f"zero.shard: parameter {name} is {parameter.dtype}; use float32 or bfloat16")
+
+
+def dtypes_of_units(managed: list[Managed], units: int) -> list[torch.dtype]:
+    """Returns the dtype of each unit, which is that of its parameters. Raises ValueError if a unit has several."""
+    found: dict[int, torch.dtype] = {}
+    for name, parameter, unit in managed:
+        if found.setdefault(unit, parameter.dtype) != parameter.dtype:
+            raise ValueError(f"zero.shard: parameter {name} is {parameter.dtype}, others of its unit are "
+                             f"{found[unit]}; a unit must have one type: name it, or its parts, as units of their "
+                             "own")
+    return [found.get(unit, torch.float32) for unit in range(units)]

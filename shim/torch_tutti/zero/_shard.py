@@ -1,0 +1,88 @@
+"""The function that divides a model among the ranks, and its arguments."""
+from __future__ import annotations
+
+from typing import Callable, Iterable
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from torch_tutti._calls import tutti_group_of
+from torch_tutti.compression import Compression
+from torch_tutti.zero._model import Manager, Settings
+from torch_tutti.zero._modules import find_units
+from torch_tutti.zero._optimizer import ZeroOptimizer
+
+_PRECISIONS = {None: None, "bf16": torch.bfloat16}
+# The number of gradient buffers in stage 1, which keeps all gradients: no unit waits for a buffer.
+UNLIMITED_BUFFERS = 1 << 20
+
+
+def shard(model: nn.Module, optimizer: torch.optim.Optimizer, *, stage: int = 3, hosts: str | None = None,
+          units: Iterable[nn.Module] | None = None, group: dist.ProcessGroup | None = None,
+          buffers: int = 2, ahead: bool = False, prefetch: int = 1, reshard: bool = True,
+          precision: str | None = None, compression: str | Compression | None = None,
+          init: Callable[[nn.Module], None] | None = None) -> tuple[nn.Module, ZeroOptimizer]:
+    """Lets the ranks of a group train the model together. Returns the model, and the optimizer that replaces the given
+    one. Collective: all ranks start with rank 0's parameters and buffers.
+
+    stage: 0 divides nothing, like DistributedDataParallel; 1 divides the optimizer state among the ranks; 2 also the
+    gradients; 3 also the parameters. hosts: the placement of parameters in stage 3. "shared": the ranks of a host map
+    one copy, and each updates a part of it, so parameters are not copied within a host. "sharded": a rank has only its
+    part, and a unit is gathered when it is used; then all ranks must use the same units in the same order, and
+    parameters outside a use read as NaN, except in a `with optimizer.whole():` block. None: shared, or sharded with a
+    warning if the ranks of a host cannot share. units: modules whose parameters are used together; each is summed and
+    updated as a whole. Default: the elements of the model's outermost ModuleLists and Sequentials. A parameter belongs
+    to the innermost unit that has it; to the model itself if no unit has it, or several that are not nested. group: a
+    group of tutti's; None: the default group.
+
+    buffers: the number of buffers for gradients of units of one size (stages 2 and 3); a backward pass waits if all are
+    in use. ahead: step() returns when all ranks have called it, and modules wait for their parameters when they
+    compute; units that are used first are summed, updated and sent first. This is faster, most of all on a slow network
+    with many buffers. But code that reads parameters outside the forward() of their module must call optimizer.wait()
+    first. For sharded parameters: prefetch is how many units are gathered before their use, in the order of the last
+    step; reshard frees a unit's memory after its forward(), and gathers it again for the backward pass.
+
+    precision: "bf16" converts parameters, gradients and floating-point inputs of the model's forward() to bfloat16; the
+    optimizer keeps float32 values, which start as the model's. None: no conversion.
+
+    compression: the form of gradients in messages ("int8"), or a torch_tutti.compression.Compression. If all hosts have
+    equal numbers of ranks, only messages between hosts are compressed. The error is added to the next gradients.
+
+    The model may be on the meta device, with an optimizer of its parameters there. Then only rank 0 ever has the whole
+    model in its own memory. init: called on rank 0 with each module that has parameters or buffers of its own on the
+    meta device; it must set their first values. Default: the module's reset_parameters().
+
+    The parameters of a unit have one dtype, float32 or bfloat16. They are in CPU memory and may not be moved (`.to`, an
+    assignment to `.data`) or changed in place, except by rank 0 in a `with optimizer.edit():` block; the next step
+    raises an error. After backward() `grad` has no memory: it can be clipped, scaled and asked for its norm, by all
+    ranks together. Buffers start as rank 0's, and are each rank's own afterwards. With bfloat16 the optimizer keeps
+    float32 values of its part. AdamW, Adam and SGD run in C, bit-identical to torch's fused optimizers; any other
+    optimizer that treats all elements equally runs on flat parts.
+    """
+    if isinstance(model, DistributedDataParallel):
+        raise ValueError("zero.shard: the model is a DistributedDataParallel, which sums gradients itself; pass its "
+                         "module, or use zero.wrap_ddp")
+    placement = _placement_of(stage, hosts)
+    if placement == "whole" and compression is not None:
+        raise NotImplementedError("zero.shard: stage 0 does not compress gradients; DistributedDataParallel does with "
+                                  "torch_tutti.compression.compress, and so do stages 1 to 3")
+    if precision not in _PRECISIONS:
+        raise ValueError(f"zero.shard: precision={precision!r}; it must be 'bf16' or None")
+    settings = Settings(placement, stage == 3 and hosts is None, UNLIMITED_BUFFERS if stage == 1 else buffers, ahead,
+                        prefetch, reshard, init, _PRECISIONS[precision], compression)
+    manager = Manager(model, optimizer, find_units(model, units), tutti_group_of("zero.shard", group), settings)
+    return model, manager.optimizer
+
+
+def _placement_of(stage: int, hosts: str | None) -> str:
+    """Returns the placement that a stage and the argument `hosts` select: "shared", "sharded", "replicated" or "whole".
+    Raises ValueError for invalid arguments."""
+    if stage not in (0, 1, 2, 3):
+        raise ValueError(f"zero.shard: stage {stage!r}; it must be 0, 1, 2 or 3")
+    allowed = ("shared", "sharded") if stage == 3 else ("replicated",) if stage else ("whole",)
+    if hosts not in (None, *allowed):
+        raise ValueError(f"zero.shard: hosts={hosts!r} with stage {stage}; it can be "
+                         f"{' or '.join(map(repr, allowed))}")
+    return hosts or allowed[0]
