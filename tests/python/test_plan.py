@@ -1,4 +1,4 @@
-"""tutti plan: parameters as published, formulas as in docs/zero.md and as what zero.shard reports."""
+"""tutti plan: parameters as published, formulas as in docs/zero-reference.md and as what zero.shard reports."""
 import pytest
 import torch
 import torch.nn as nn

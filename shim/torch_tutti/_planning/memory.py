@@ -1,5 +1,5 @@
 """Computes the bytes that a device keeps: parameters, gradients and the optimizer's state, for each way of
-torch_tutti.zero to divide them, and activations. docs/zero.md and docs/planning.md have the formulas.
+torch_tutti.zero to divide them, and activations. docs/zero-reference.md and docs/planning.md have the formulas.
 
 Activations: Korthikanti et al., Reducing Activation Recomputation in Large Transformer Models (2022), section 4, for
 16-bit activations of a GPT layer. Other models differ in the second half of a layer (Model.inner), and a little in
