@@ -47,12 +47,12 @@ def kept(chosen, capacity):
 
 def dense(x, chosen, scores, up, down, capacity):
     """A loop over experts, of one rank's tokens."""
-    out, fits = torch.zeros_like(x, dtype=torch.float32), kept(chosen, capacity)
+    out, fits = torch.zeros_like(x, dtype=scores.dtype), kept(chosen, capacity)
     for k in range(chosen.shape[1]):
         for expert in range(len(up)):
             here = (chosen[:, k] == expert) & fits[:, k]
             y = gelu(x[here] @ up[expert]) @ down[expert]
-            out = out.index_add(0, here.nonzero().flatten(), y.float() * scores[here, k, None])
+            out = out.index_add(0, here.nonzero().flatten(), y.to(out.dtype) * scores[here, k, None])
     return out.to(x.dtype)
 
 
@@ -67,7 +67,8 @@ def apply_mine(batch, up, down):
 def check(world, dispatcher, way, k, dtype=torch.float32, limit=1e-5):
     group, of = dispatcher.group, dispatcher.experts
     x = numbers(world.rank, tokens_of(world.rank), COLUMNS).to(dtype).requires_grad_()
-    scores = numbers(50 + world.rank, len(x), k).softmax(-1).requires_grad_()
+    exact = torch.promote_types(dtype, torch.float32)
+    scores = numbers(50 + world.rank, len(x), k).to(exact).softmax(-1).requires_grad_()
     chosen = routing(way, world.rank, len(x), of, k)
     up, down = (part[list(dispatcher.mine)].clone().requires_grad_() for part in weights_of_experts(of, dtype))
     batch = dispatcher.dispatch(x, chosen)
@@ -78,14 +79,14 @@ def check(world, dispatcher, way, k, dtype=torch.float32, limit=1e-5):
     close = {"rtol": limit, "atol": limit}
     torch.testing.assert_close(y, expected, **close)
     for turn in range(2):                                   # gradients add up, and arrays are used again
-        y.float().square().sum().backward(retain_graph=turn == 0)
-        expected.float().square().sum().backward(retain_graph=turn == 0)
+        y.to(exact).square().sum().backward(retain_graph=turn == 0)
+        expected.to(exact).square().sum().backward(retain_graph=turn == 0)
     torch.testing.assert_close(x.grad, x2.grad, **close)
     torch.testing.assert_close(scores.grad, scores2.grad, **close)
     for mine, whole in ((up, up2), (down, down2)):
-        summed = whole.grad.float()
+        summed = whole.grad.to(exact)
         dist.all_reduce(summed, group=group)
-        torch.testing.assert_close(mine.grad.float(), summed[list(dispatcher.mine)], **close)
+        torch.testing.assert_close(mine.grad.to(exact), summed[list(dispatcher.mine)], **close)
     assert batch.dropped == int(((chosen >= 0) & ~kept(chosen, dispatcher.capacity)).sum())
     assert torch.equal(batch.by_rank[world.rank].sum(), kept(chosen, dispatcher.capacity).sum())
 
@@ -103,7 +104,7 @@ def everything(world):
             check(world, experts.Dispatcher(each * world.size, group, capacity=100, pad=True), "empty", 1)
         check(world, experts.Dispatcher(2 * world.size, group), "random", 2, torch.bfloat16, 6e-2)
         check(world, experts.Dispatcher(2 * world.size, group), "random", 2, torch.float16, 1e-2)
-        check(world, experts.Dispatcher(2 * world.size, group), "random", 2, torch.float64)
+        check(world, experts.Dispatcher(2 * world.size, group), "none", 2, torch.float64, 1e-13)
 
 
 @pytest.mark.parametrize("size", [2, 3])
@@ -238,6 +239,8 @@ def test_routers():
     weights, chosen = experts.route(logits, 3, score="sigmoid", normalise=False, bias=bias)
     assert (chosen == 0).any(-1).all()
     torch.testing.assert_close(weights, logits.sigmoid().gather(-1, chosen))
+    doubles = logits.double()
+    assert torch.equal(experts.route(doubles, 2, normalise=False)[0], doubles.softmax(-1).topk(2).values)
     with pytest.raises(ValueError, match="7 experts of each token"):
         experts.route(logits, 7)
     with pytest.raises(ValueError, match='score "hard" is unknown: use "softmax" or "sigmoid"'):

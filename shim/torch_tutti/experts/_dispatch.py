@@ -84,7 +84,7 @@ class _Combine(torch.autograd.Function):
     def forward(ctx: Any, outputs: Tensor, weights: Tensor, tokens: Tensor, batch: Batch) -> Tensor:
         """Sends the outputs back, and returns the weighted sum of each token's outputs."""
         ctx.exchange, ctx.shape, ctx.dtype = batch._exchange, batch.shape, weights.dtype
-        weights_used = weights.detach().float().contiguous()
+        weights_used = weights.detach().to(batch._layout.compute_dtype).contiguous()
         ctx.save_for_backward(weights_used)
         return batch._exchange.gather(OUTPUTS, outputs, weights_used)
 

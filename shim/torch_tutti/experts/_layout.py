@@ -28,6 +28,11 @@ class Layout:
     device: torch.device
 
     @property
+    def compute_dtype(self) -> torch.dtype:
+        """Returns the type of weights and of sums of rows: float64 for rows of float64, else float32."""
+        return torch.promote_types(self.dtype, torch.float32)
+
+    @property
     def mine(self) -> Tensor:
         """Returns how many rows each rank sends to each expert of this rank, [ranks, experts of this rank]."""
         return self.own_columns(self.by_rank)

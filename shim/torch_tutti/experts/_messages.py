@@ -21,6 +21,7 @@ class Indices:
         is_placed = layout.placed >= 0
         row_of_choice = torch.where(is_placed, first[layout.chosen.clamp(min=0)] + layout.placed, -1)
         self._row_of_choice, self._buffer = row_of_choice.to(buffer.device), buffer
+        self._compute_dtype = layout.compute_dtype
 
     def scatter(self, tokens: Tensor, weights: Tensor | None) -> None:
         """Copies each token into its rows of the buffer, times weights [tokens, choices] if given."""
@@ -28,12 +29,13 @@ class Indices:
             has_row = row_of_token >= 0
             rows = tokens[has_row]
             if weights is not None:
-                rows = (rows.float() * weights[has_row, choice, None]).to(rows.dtype)
+                rows = (rows.to(self._compute_dtype) * weights[has_row, choice, None]).to(rows.dtype)
             self._buffer[row_of_token[has_row]] = rows
 
     def gather(self, out: Tensor, weights: Tensor | None) -> None:
-        """Sets each token of `out` to the sum of its rows, times weights if given, computed in float32."""
-        total = torch.zeros_like(out, dtype=torch.float32)
+        """Sets each token of `out` to the sum of its rows, times weights if given, computed in the layout's
+        compute_dtype."""
+        total = torch.zeros_like(out, dtype=self._compute_dtype)
         for choice in range(self._row_of_choice.shape[1]):
             rows = self._rows_of_choice(choice)
             total += rows if weights is None else rows * weights[:, choice, None]
@@ -42,14 +44,14 @@ class Indices:
     def dot(self, tokens: Tensor, out: Tensor) -> None:
         """Sets out, [tokens, choices], to the dot product of each token and each of its rows."""
         for choice in range(self._row_of_choice.shape[1]):
-            out[:, choice] = (tokens.float() * self._rows_of_choice(choice)).sum(-1)
+            out[:, choice] = (tokens.to(self._compute_dtype) * self._rows_of_choice(choice)).sum(-1)
 
     def _rows_of_choice(self, choice: int) -> Tensor:
-        """Returns the row of each token's choice with this number, float32 [tokens, columns]; zeros for a dropped
-        choice."""
+        """Returns the row of each token's choice with this number, [tokens, columns] of the layout's compute_dtype;
+        zeros for a dropped choice."""
         row_of_token, out = self._row_of_choice[:, choice], self._buffer.new_zeros(
-            len(self._row_of_choice), self._buffer.shape[1], dtype=torch.float32)
-        out[row_of_token >= 0] = self._buffer[row_of_token[row_of_token >= 0]].float()
+            len(self._row_of_choice), self._buffer.shape[1], dtype=self._compute_dtype)
+        out[row_of_token >= 0] = self._buffer[row_of_token[row_of_token >= 0]].to(self._compute_dtype)
         return out
 
 
@@ -112,7 +114,8 @@ class Messages:
 
     def dot(self, gradients: Tensor) -> Tensor:
         """Returns the dot product of each token's gradient, [tokens, columns], and each of its experts' outputs, which
-        gather() keeps: float32 [tokens, choices], the gradient of the weights."""
-        out = torch.empty(self._layout.chosen.shape, device=gradients.device)
+        gather() keeps: [tokens, choices] of the layout's compute_dtype, the gradient of the weights."""
+        layout = self._layout
+        out = torch.empty(layout.chosen.shape, dtype=layout.compute_dtype, device=gradients.device)
         self._rows(self._back).dot(gradients, out)
         return out

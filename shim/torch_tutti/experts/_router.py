@@ -10,10 +10,15 @@ from torch import Tensor
 from torch_tutti._calls import group_of
 
 
+def _at_least_float32(logits: Tensor) -> Tensor:
+    """Returns logits of float64 as they are, others as float32."""
+    return logits.to(torch.promote_types(logits.dtype, torch.float32))
+
+
 def route(logits: Tensor, k: int, *, score: str = "softmax", bias: Tensor | None = None,
           normalise: bool = True) -> tuple[Tensor, Tensor]:
     """Chooses for each token the k experts with the largest scores. logits: [tokens, experts]. Returns their weights,
-    float32 [tokens, k], and their numbers, int64 [tokens, k].
+    [tokens, k] of float32, or of float64 for logits of float64, and their numbers, int64 [tokens, k].
 
     score: "softmax" or "sigmoid" turns a token's logits into scores. bias: [experts], added to scores for the choice
     only, not in the weights (Balance). normalise: a token's weights sum to 1. Raises ValueError for invalid arguments.
@@ -23,7 +28,8 @@ def route(logits: Tensor, k: int, *, score: str = "softmax", bias: Tensor | None
                          "[tokens, experts], and k 1 to experts")
     if score not in ("softmax", "sigmoid"):
         raise ValueError(f'route: score "{score}" is unknown: use "softmax" or "sigmoid"')
-    scores = logits.float().softmax(-1) if score == "softmax" else logits.float().sigmoid()
+    exact = _at_least_float32(logits)
+    scores = exact.softmax(-1) if score == "softmax" else exact.sigmoid()
     chosen = (scores if bias is None else scores + bias).topk(k).indices
     weights = scores.gather(-1, chosen)
     if normalise:
@@ -45,8 +51,9 @@ def balance_loss(logits: Tensor, chosen: Tensor, group: dist.ProcessGroup | None
     those of the whole batch. Collective."""
     experts = logits.shape[1]
     counts = counts_of(chosen, experts, group)
-    share = counts / counts.sum().clamp_min(1)
-    return experts * (share * logits.float().softmax(-1).mean(0)).sum()
+    exact = _at_least_float32(logits)
+    share = counts.to(exact.dtype) / counts.sum().clamp_min(1)
+    return experts * (share * exact.softmax(-1).mean(0)).sum()
 
 
 class Balance(torch.nn.Module):
