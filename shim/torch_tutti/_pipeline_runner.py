@@ -5,6 +5,8 @@ all ranks raise the same error. A later failure aborts the group, so that no oth
 """
 from __future__ import annotations
 
+import contextlib
+import math
 from collections import OrderedDict
 from typing import Any, Callable, Sequence
 
@@ -13,11 +15,12 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from torch_tutti._calls import tutti_group_of
+from torch_tutti._calls import group_of, tutti_group_of
 from torch_tutti._extension import backend_of
 from torch_tutti._pipeline import Pipeline, Timing
 from torch_tutti._pipeline_messages import Messages
 from torch_tutti._pipeline_step import Batch, Share, Span, Step
+from torch_tutti._pipeline_sums import add_replicas, exchange, gradients_of_step, is_sharded
 
 _UNKNOWN = -(1 << 62)                   # number of rows on a rank that has neither inputs nor targets
 
@@ -91,9 +94,13 @@ class Runner:
     stage whose activations this rank kept at the same time."""
 
     def __init__(self, pipeline: Pipeline, stages: nn.Module | Sequence[nn.Module],
-                 loss_fn: Callable[[Any, Any], Tensor] | None, group: dist.ProcessGroup | None) -> None:
+                 loss_fn: Callable[[Any, Any], Any] | None, group: dist.ProcessGroup | None,
+                 replicas: dist.ProcessGroup | None) -> None:
         """Compares the pipelines of all ranks; collective. The parameters are those of Pipeline.runner."""
         self.pipeline, self.group = pipeline, _group_of(group, pipeline.ranks)
+        self.replicas = None if replicas is None else group_of("pipeline: replicas", replicas)
+        # Whether loss_fn returns (sum, count), which ranks without the last stage learn in the first step; None before.
+        self._is_counted: bool | None = None
         pipeline.check()
         rank = dist.get_rank(self.group)
         modules, own_stages = _listed(stages), pipeline.stages_of(rank)
@@ -127,17 +134,20 @@ class Runner:
         return of_ranks
 
     # ---- for users ----
-    def step(self, *args: Tensor, target: Any = None) -> Tensor | None:
+    def step(self, *args: Tensor, target: Any = None, count: float | None = None) -> Tensor | None:
         """Runs a forward and a backward pass of a batch. Collective. args: the inputs of the first stage, used on its
         rank; target: of the loss, a tensor or a tuple of tensors, used on the rank of the last stage. Both are divided
-        along dimension 0 into microbatches; the first ones may have one row more.
+        along dimension 0 into microbatches; the first ones may have one row more. count: the count of the batch, if
+        loss_fn returns (sum, count) and the program knows it, used on the rank of the last stage: no gradient changes
+        at the end of the step.
 
-        On the rank of the last stage returns the detached loss of the batch, the mean over microbatches weighted by
-        their rows; None on others. Gradients are added to p.grad, like backward(). For a loss that is a mean over rows
-        they equal those of one process with the whole batch. Raises ValueError on all ranks if a rank's arguments are
-        invalid. A later failure aborts the group: a rank whose module or loss_fn fails raises its own error, the others
+        On the rank of the last stage returns the detached loss of the batch; None on others. It is the mean over
+        microbatches weighted by their rows, or the sum of sums divided by the sum of counts. Gradients are added to
+        p.grad, like backward(). For a loss that is a mean over rows, or a sum and a count, they equal those of one
+        process with the whole batch. Raises ValueError on all ranks if a rank's arguments are invalid. A later failure
+        aborts the group and the replicas' group: a rank whose module or loss_fn fails raises its own error, the others
         AbortedError; if a rank dies, the others raise PeerError."""
-        return self._run(args, target, True)
+        return self._run(args, target, True, count)
 
     def eval(self, *args: Tensor, target: Any = None) -> Any:
         """Runs a forward pass without gradients. Collective. On the rank of the last stage returns the loss if there is
@@ -154,7 +164,7 @@ class Runner:
         return Timing(max((end for of_rank in ends for end in of_rank), default=0.0), ends, busy, held)
 
     # ---- before anything is sent ----
-    def _mistake_in_call(self, args: Sequence[Any], target: Any, training: bool) -> str | None:
+    def _mistake_in_call(self, args: Sequence[Any], target: Any, training: bool, count: Any) -> str | None:
         """Returns a text about the first problem of this rank's arguments to step() (training) or eval(), or None."""
         share, name = self._share, "step" if training else "eval"
         has_first, has_last = 0 in share.stages, share.last in share.stages
@@ -166,6 +176,10 @@ class Runner:
             return f"{name}() with a target, but the runner has no loss_fn"
         if has_last and isinstance(target, (tuple, list)) and not target:
             return f"{name}() with a target that contains no tensor"
+        if has_last and count is not None and not 0 <= count < math.inf:
+            return f"{name}() with a count of {count}; it must be a number of at least 0"
+        if has_last and count is not None and self._is_counted is False:
+            return f"{name}() with a count, but loss_fn does not return (sum, count)"
         tensors = [*(args if has_first else ()), *(_flat(target) if has_last and target is not None else ())]
         for tensor in tensors:
             if not isinstance(tensor, Tensor) or not tensor.dim():
@@ -200,11 +214,11 @@ class Runner:
         raise ValueError(f"pipeline: {'; '.join(texts)}")
 
     # ---- a step ----
-    def _run(self, args: Sequence[Any], target: Any, training: bool) -> Any:
+    def _run(self, args: Sequence[Any], target: Any, training: bool, loss_count: float | None = None) -> Any:
         """Does the work of step() (training) and eval(): compares the calls of all ranks, divides the batch into
         microbatches, and runs the actions of this rank. Aborts the group after a later error."""
         share, count = self._share, self.pipeline.microbatches
-        mistake = self._mistake_in_call(args, target, training)
+        mistake = self._mistake_in_call(args, target, training, loss_count)
         has_first, has_last = 0 in share.stages, share.last in share.stages and target is not None
         rows = (None if mistake is not None else len(args[0]) if has_first else
                 len(_flat(target)[0]) if has_last else None)
@@ -215,17 +229,71 @@ class Runner:
         step = Step(share, self._actions, batch, training)
         try:
             with torch.set_grad_enabled(training):
-                step.run()
+                if training and self._is_counted is not False:
+                    self._run_counted(step, loss_count if has_last else None)
+                else:
+                    step.run()
+                if training and self._is_counted is False and step.sums.sums:
+                    raise ValueError("pipeline: loss_fn returned a loss in the first step, and (sum, count) in this "
+                                     "one")
                 return self._outcome(step, batch)
         except BaseException:                           # the other ranks must not wait for this one
-            self.group.abort()
+            self._abort()
             raise
+
+    def _abort(self) -> None:
+        """Aborts the pipeline's group, and that of the replicas, whose other ranks wait for this one at the end of a
+        step."""
+        self.group.abort()
+        if self.replicas is not None:
+            with contextlib.suppress(Exception):        # some backends cannot abort
+                self.replicas.abort()
+
+    def _run_counted(self, step: Step, loss_count: float | None) -> None:
+        """Runs a training step whose loss_fn returns (sum, count), or may do so, in the first step. At its end
+        multiplies its gradients by the remaining factor."""
+        modules, messages = self._share.stages.values(), self._share.messages
+        sharded = is_sharded(modules)
+        held: Any = contextlib.nullcontext() if sharded else gradients_of_step(modules)
+        if loss_count is not None:
+            step.sums.fix_scale(self._final_scale(loss_count))
+        with held as multiply:
+            step.run()
+            step.sums.check(loss_count)
+            messages.where = f"rank {self._share.rank}, end of the step"
+            with messages.context("waits for the counts of all ranks"):
+                totals = exchange(step.sums.totals._replace(sharded=sharded), self.group)
+                totals = add_replicas(totals, self.replicas if totals.is_counted else None)
+            if self._is_counted and not totals.is_counted:
+                raise ValueError("pipeline: loss_fn returned (sum, count) in the first step, and a loss in this one")
+            if totals.is_counted and totals.sharded and not totals.is_final:
+                raise ValueError("pipeline: loss_fn returns (sum, count), but zero.shard has divided the gradients, "
+                                 "which cannot change at the end of a step: pass the batch's count to step(count=...)")
+            if totals.is_counted and not totals.is_final:
+                multiply(totals.factor(self._replica_count()))
+        self._is_counted, step.totals = totals.is_counted, totals
+
+    def _replica_count(self) -> int:
+        """Returns the number of replicas whose gradients the program averages, or 1."""
+        return 1 if self.replicas is None else dist.get_world_size(self.replicas)
+
+    def _final_scale(self, loss_count: float) -> float:
+        """Returns the scale of sums for a count of this batch that is known before the step. Collective over the
+        replicas of the last stage."""
+        total = torch.tensor([loss_count], dtype=torch.float64)
+        if self.replicas is not None:
+            with self._share.messages.context("waits for the counts of the other replicas"):
+                dist.all_reduce(total, group=self.replicas)
+        return self._replica_count() / (total.item() or 1.0)
 
     def _outcome(self, step: Step, batch: Batch) -> Any:
         """Stores the attributes about the step. Returns the result of step() or eval(): the loss; or without a target
         the outputs; None on ranks without the last stage."""
         self.timeline, self.held = step.timeline, step.held
-        self.losses = [loss for _, loss in sorted(step.losses.items())]
+        self.losses = step.sums.losses or [loss for _, loss in sorted(step.losses.items())]
+        if step.sums.sums:
+            totals = step.totals or add_replicas(step.sums.totals, self.replicas)
+            return self.losses[0].new_tensor(totals.mean)
         if self.losses:
             return torch.stack([loss * weight for loss, weight in zip(self.losses, batch.weights)]).sum()
         outputs = [torch.cat(parts) for parts in zip(*(tensors for _, tensors in sorted(step.outputs.items())))]

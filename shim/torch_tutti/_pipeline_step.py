@@ -20,6 +20,7 @@ from torch.distributed.pipelining._backward import stage_backward_input, stage_b
 
 from torch_tutti._pipeline import Action
 from torch_tutti._pipeline_messages import Messages, PostedReceives, Signature, signature_of
+from torch_tutti._pipeline_sums import Sums, Totals
 from torch_tutti.exceptions import Error
 
 _AHEAD = 2                              # actions after the running one whose receives are posted
@@ -69,7 +70,7 @@ class Share:
     rank_of: list[int]
     stages: dict[int, nn.Module]
     devices: dict[int, torch.device]
-    loss_fn: Callable[[Any, Any], Tensor] | None
+    loss_fn: Callable[[Any, Any], Any] | None
     messages: Messages
 
     @property
@@ -98,8 +99,9 @@ def tensors_of(stage: int, output: Any) -> list[Tensor]:
 
 
 class Step:
-    """One step on this rank. losses, outputs: of the last stage, by microbatch. timeline: the times of the actions.
-    held: the most microbatches whose activations were kept at the same time."""
+    """One step on this rank. losses, outputs: of the last stage, by microbatch. sums: its losses if they are sums;
+    totals: their totals on all ranks. timeline: the times of the actions. held: the most microbatches whose activations
+    were kept at the same time."""
 
     def __init__(self, share: Share, actions: Sequence[Action], batch: Batch, training: bool) -> None:
         """actions: of this rank, in order; without training only the forwards run."""
@@ -112,6 +114,8 @@ class Step:
         # The posted receives of the first actions, in order. None: an action without messages, or received already.
         self._posted: list[PostedReceives | None] = []
         self.losses: dict[int, Tensor] = {}
+        self.sums = Sums(len(batch.targets))
+        self.totals: Totals | None = None
         self.outputs: dict[int, Any] = {}
         self.timeline: list[Span] = []
         self.held = 0
@@ -233,9 +237,17 @@ class Step:
         return outputs
 
     def _loss(self, microbatch: int, output: Any) -> Tensor | None:
-        """Computes and stores the loss of a microbatch. Returns the loss times its weight, or None if it needs no
-        gradient. output: of the last stage."""
+        """Computes and stores the loss of a microbatch. Returns the loss times its weight or scale, or None if it needs
+        no gradient. output: of the last stage."""
         loss = self._share.loss_fn(output, self._batch.targets[microbatch])
+        is_sum = isinstance(loss, tuple)
+        if self.losses if is_sum else self.sums.sums:
+            raise ValueError("pipeline: loss_fn returns (sum, count) for some microbatches and a loss for others")
+        if self.sums.is_final and not is_sum:
+            raise ValueError("pipeline: step() was called with a count, but loss_fn does not return (sum, count)")
+        if is_sum:
+            scaled = self.sums.add(microbatch, loss)
+            return scaled if scaled.requires_grad else None
         if not isinstance(loss, Tensor) or loss.numel() != 1:
             kind = f"a tensor of {loss.numel()} elements" if isinstance(loss, Tensor) else f"a {type(loss).__name__}"
             raise ValueError(f"pipeline: loss_fn returns {kind}; it must return a tensor with one number")
