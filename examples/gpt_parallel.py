@@ -180,12 +180,9 @@ class ParallelTrainer:
         return tuple(whole.chunk(self.data_ranks)[self.grid.index("dp")] for whole in (inputs, targets))
 
     def average_gradients(self):
-        """Averages the gradients over the ranks of dp. ZeRO does so in the first backward pass outside of no_sync(), so
-        one more pass runs there, which adds 0 to the gradients."""
-        for optimizer, parameters, group in self.optimizers:
-            if self.options.zero is not None:
-                sum(p.view(-1)[0] * 0 for p in parameters).backward()
-            elif dist.get_world_size(group) > 1:
+        """Averages the gradients over the ranks of dp. ZeRO has done so in the step of the runner."""
+        for _, parameters, group in self.optimizers:
+            if self.options.zero is None and dist.get_world_size(group) > 1:
                 flat = torch.cat([p.grad.flatten() for p in parameters]) / dist.get_world_size(group)
                 dist.all_reduce(flat, group=group)
                 for p, part in zip(parameters, flat.split([p.numel() for p in parameters])):
@@ -194,16 +191,11 @@ class ParallelTrainer:
     def step(self, step, rate):
         begin = time.perf_counter()
         inputs, targets = self.batch("train", step)
-        not_averaging = [optimizer.no_sync() for optimizer, _, _ in self.optimizers if self.options.zero is not None]
         for optimizer, _, _ in self.optimizers:
             optimizer.zero_grad()
             for group in optimizer.param_groups:
                 group["lr"] = rate
-        for block in not_averaging:
-            block.__enter__()
         loss = self.runner.step(inputs, target=targets)
-        for block in not_averaging:
-            block.__exit__(None, None, None)
         self.average_gradients()
         for optimizer, _, _ in self.optimizers:
             optimizer.step()
@@ -241,8 +233,6 @@ def complete_options(parser, options):
     options.dp = options.dp or options.ep
     options.ranks = options.tp * options.pp * options.dp
     options.microbatches = options.microbatches or (2 * options.pp if options.pp > 1 else 1)
-    if options.zero is not None and options.pp > 1 and options.schedule in ("zb-h1", "zb-v", "dualpipe-v"):
-        parser.error("--zero needs whole backward passes: --schedule gpipe, 1f1b or interleaved")
     if options.compare or options.backend != "tutti" or options.device != "cpu" or options.optimizer != "adamw" or any(
             (options.checkpoint, options.resume, options.compress, options.ahead, options.trace, options.precision)):
         parser.error("--tp, --pp, --dp and --ep work only with tutti, the CPU and adamw, and without checkpoints, "

@@ -20,7 +20,8 @@ from torch_tutti._extension import backend_of
 from torch_tutti._pipeline import Pipeline, Timing
 from torch_tutti._pipeline_messages import Messages
 from torch_tutti._pipeline_step import Batch, Share, Span, Step
-from torch_tutti._pipeline_sums import add_replicas, exchange, gradients_of_step, is_sharded
+from torch_tutti._pipeline_sums import Totals, add_replicas, exchange, gradients_of_step
+from torch_tutti._pipeline_zero import ShardedStages
 
 _UNKNOWN = -(1 << 62)                   # number of rows on a rank that has neither inputs nor targets
 
@@ -229,13 +230,10 @@ class Runner:
         step = Step(share, self._actions, batch, training)
         try:
             with torch.set_grad_enabled(training):
-                if training and self._is_counted is not False:
-                    self._run_counted(step, loss_count if has_last else None)
+                if training:
+                    self._train(step, loss_count if has_last else None)
                 else:
                     step.run()
-                if training and self._is_counted is False and step.sums.sums:
-                    raise ValueError("pipeline: loss_fn returned a loss in the first step, and (sum, count) in this "
-                                     "one")
                 return self._outcome(step, batch)
         except BaseException:                           # the other ranks must not wait for this one
             self._abort()
@@ -249,29 +247,44 @@ class Runner:
             with contextlib.suppress(Exception):        # some backends cannot abort
                 self.replicas.abort()
 
-    def _run_counted(self, step: Step, loss_count: float | None) -> None:
-        """Runs a training step whose loss_fn returns (sum, count), or may do so, in the first step. At its end
-        multiplies its gradients by the remaining factor."""
-        modules, messages = self._share.stages.values(), self._share.messages
-        sharded = is_sharded(modules)
-        held: Any = contextlib.nullcontext() if sharded else gradients_of_step(modules)
-        if loss_count is not None:
-            step.sums.fix_scale(self._final_scale(loss_count))
-        with held as multiply:
-            step.run()
-            step.sums.check(loss_count)
-            messages.where = f"rank {self._share.rank}, end of the step"
-            with messages.context("waits for the counts of all ranks"):
-                totals = exchange(step.sums.totals._replace(sharded=sharded), self.group)
-                totals = add_replicas(totals, self.replicas if totals.is_counted else None)
-            if self._is_counted and not totals.is_counted:
-                raise ValueError("pipeline: loss_fn returned (sum, count) in the first step, and a loss in this one")
-            if totals.is_counted and totals.sharded and not totals.is_final:
-                raise ValueError("pipeline: loss_fn returns (sum, count), but zero.shard has divided the gradients, "
-                                 "which cannot change at the end of a step: pass the batch's count to step(count=...)")
-            if totals.is_counted and not totals.is_final:
-                multiply(totals.factor(self._replica_count()))
-        self._is_counted, step.totals = totals.is_counted, totals
+    def _train(self, step: Step, loss_count: float | None) -> None:
+        """Runs a training step. Where loss_fn returns (sum, count), or may do so, in the first step, multiplies the
+        gradients of the step by the remaining factor at its end."""
+        modules, factor = self._share.stages.values(), 1.0
+        sharded = ShardedStages(modules)
+        if self._is_counted is False:
+            with sharded.accumulate():
+                step.run()
+            if step.sums.sums:
+                raise ValueError("pipeline: loss_fn returned a loss in the first step, and (sum, count) in this one")
+        else:
+            if loss_count is not None:
+                step.sums.fix_scale(self._final_scale(loss_count))
+            with sharded.accumulate(), gradients_of_step(modules, sharded.parameters) as multiply:
+                step.run()
+                step.sums.check(loss_count)
+                totals = step.totals = self._exchange(step, sharded.is_held)
+                if totals.is_counted and not totals.is_final:
+                    factor = totals.factor(self._replica_count())
+                    multiply(factor)
+            self._is_counted = totals.is_counted
+        sharded.finish(factor)
+
+    def _exchange(self, step: Step, is_held: bool) -> Totals:
+        """Returns the totals of a step that has run. Collective. Raises ValueError on all ranks if the gradients cannot
+        change any more. is_held: zero holds gradients of several steps."""
+        messages = self._share.messages
+        messages.where = f"rank {self._share.rank}, end of the step"
+        with messages.context("waits for the counts of all ranks"):
+            totals = exchange(step.sums.totals._replace(held=is_held), self.group)
+            totals = add_replicas(totals, self.replicas if totals.is_counted else None)
+        if self._is_counted and not totals.is_counted:
+            raise ValueError("pipeline: loss_fn returned (sum, count) in the first step, and a loss in this one")
+        if totals.is_counted and totals.held and not totals.is_final:
+            raise ValueError("pipeline: loss_fn returns (sum, count) in a block of no_sync(), where zero adds up the "
+                             "gradients of several steps, which cannot change at the end of this step: pass the "
+                             "batch's count to step(count=...)")
+        return totals
 
     def _replica_count(self) -> int:
         """Returns the number of replicas whose gradients the program averages, or 1."""

@@ -21,6 +21,7 @@ from torch.distributed.pipelining._backward import stage_backward_input, stage_b
 from torch_tutti._pipeline import Action
 from torch_tutti._pipeline_messages import Messages, PostedReceives, Signature, signature_of
 from torch_tutti._pipeline_sums import Sums, Totals
+from torch_tutti._pipeline_zero import make_room
 from torch_tutti.exceptions import Error
 
 _AHEAD = 2                              # actions after the running one whose receives are posted
@@ -264,6 +265,7 @@ class Step:
     def _backward_weights(self, state: _MicrobatchState, module: nn.Module) -> None:
         """Computes the gradients of weights. If no input needs a gradient, as in the first stage, the whole backward
         pass runs here. The graph is retained because groups share parts of it."""
+        make_room(module.parameters())
         if state.groups is not None:
             stage_backward_weight(module.parameters(), state.groups, retain_graph=True)
         elif state.root is not None and not any(value.requires_grad for value in state.inputs):

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import sys
 from typing import Any, Callable, Iterable, Iterator, NamedTuple
 
 import torch
@@ -19,14 +18,14 @@ from torch import Tensor, nn
 
 class Totals(NamedTuple):
     """The end of a step as all ranks of the pipeline know it. is_counted: loss_fn returned (sum, count). loss, count:
-    the sums of both. scale: the factor of the sums in backward passes. is_final: they need no other factor. sharded:
-    how many ranks have parameters of zero."""
+    the sums of both. scale: the factor of the sums in backward passes. is_final: they need no other factor. held:
+    on how many ranks zero holds gradients of several steps."""
     is_counted: bool
     loss: float
     count: float
     scale: float
     is_final: bool
-    sharded: int
+    held: int
 
     @property
     def mean(self) -> float:
@@ -99,8 +98,8 @@ def exchange(own: Totals, group: dist.ProcessGroup) -> Totals:
     """Returns the totals of the rank of the last stage; the others have zeros. Collective over the pipeline's group."""
     numbers = torch.tensor(own, dtype=torch.float64)
     dist.all_reduce(numbers, group=group)
-    is_counted, loss, count, scale, is_final, sharded = numbers.tolist()
-    return Totals(bool(is_counted), loss, count, scale, bool(is_final), int(sharded))
+    is_counted, loss, count, scale, is_final, held = numbers.tolist()
+    return Totals(bool(is_counted), loss, count, scale, bool(is_final), int(held))
 
 
 def add_replicas(own: Totals, replicas: dist.ProcessGroup | None) -> Totals:
@@ -112,17 +111,12 @@ def add_replicas(own: Totals, replicas: dist.ProcessGroup | None) -> Totals:
     return own._replace(loss=numbers[0].item(), count=numbers[1].item())
 
 
-def is_sharded(modules: Iterable[nn.Module]) -> bool:
-    """True if a parameter of the modules is managed by zero."""
-    model = sys.modules.get("torch_tutti.zero._model")
-    return model is not None and any(p in model._managers for module in modules for p in module.parameters())
-
-
 @contextlib.contextmanager
-def gradients_of_step(modules: Iterable[nn.Module]) -> Iterator[Callable[[float], None]]:
+def gradients_of_step(modules: Iterable[nn.Module], others: set[nn.Parameter]) -> Iterator[Callable[[float], None]]:
     """A block in which `grad` has the gradients of this step alone. Returns a function that multiplies them by a
-    factor. At the end of the block they are added to the earlier gradients, which keep their memory."""
-    parameters = list(dict.fromkeys(p for module in modules for p in module.parameters()))
+    factor. At the end of the block they are added to the earlier gradients, which keep their memory. others: parameters
+    of the modules that are left as they are."""
+    parameters = [p for p in dict.fromkeys(p for module in modules for p in module.parameters()) if p not in others]
     earlier = [(p, p.grad) for p in parameters if p.grad is not None]
     for p, _ in earlier:
         p.grad = None
