@@ -8,7 +8,7 @@ from torch import Tensor
 
 from torch_tutti._calls import group_of
 from torch_tutti.experts import _core
-from torch_tutti.experts._layout import check_tensors, barrier, fail_all_on_error
+from torch_tutti.experts._layout import check_tensors, barrier, fail_all_on_error, in_step
 from torch_tutti.experts._pool import Pool, shared_of, round_up
 
 # Dispatches use three sets of arrays in turn. A rank may be in a dispatch that others have not called yet, so it must
@@ -77,7 +77,8 @@ class Decoder:
             with fail_all_on_error(self._fail_others):
                 self._chosen, self._placed = self._place(tokens, chosen)
                 self._rows(self._chosen, self._placed, 0).scatter(tokens.contiguous(), None)
-            barrier(self.group)
+            with in_step("dispatch()", self.rank):
+                barrier(self.group)
         shape = self._per_rank, self.ranks, self.capacity, self.columns
         counts = self._extent.tensor(self._offset(self._turn, 2), (self._per_rank, self.ranks), torch.int64)
         return self._extent.tensor(self._offset(self._turn, 0), shape, self.dtype), counts
@@ -125,7 +126,8 @@ class Decoder:
                 self._share_outputs(outputs, weights)
                 weights_used = weights.float().contiguous()
                 out = torch.empty(len(self._chosen), self.columns, dtype=self.dtype)
-            barrier(self.group)
+            with in_step("combine()", self.rank):
+                barrier(self.group)
             self._rows(self._chosen, self._placed, 1).gather(out, weights_used)
         return out
 

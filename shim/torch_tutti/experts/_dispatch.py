@@ -4,6 +4,7 @@ All ranks exchange the counts of their rows first. A rank with invalid arguments
 other rank waits for its rows."""
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any, Callable
 
 import torch
@@ -15,7 +16,7 @@ from torch_tutti._calls import group_of
 from torch_tutti.experts import _core
 from torch_tutti.experts._arrays import GRAD_OUTPUTS, GRAD_TOKENS, OUTPUTS, TOKENS
 from torch_tutti.experts._direct import Direct, bytes_of_arrays
-from torch_tutti.experts._layout import Layout, check_tensors, fail_all_on_error
+from torch_tutti.experts._layout import Layout, check_tensors, fail_all_on_error, in_step
 from torch_tutti.experts._messages import Messages
 from torch_tutti.experts._pool import shared_of
 
@@ -65,15 +66,18 @@ class _Dispatch(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, tokens: Tensor, batch: Batch) -> Tensor:
         """Waits for the rows of this rank's experts and returns them, in the shape of batch.tokens."""
-        ctx.exchange = batch._exchange
+        ctx.exchange, ctx.layout = batch._exchange, batch._layout
+        with batch._layout.in_step("dispatch()"):
+            rows = batch._await_rows()
         # view() would forbid experts to work in place
-        return torch.ops.aten._unsafe_view.default(batch._await_rows(), batch.shape)
+        return torch.ops.aten._unsafe_view.default(rows, batch.shape)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> Any:
         """Sends the gradients of the rows back, and returns the gradient of the tokens."""
-        return ctx.exchange.gather(GRAD_TOKENS, grad.contiguous(), None), None
+        with ctx.layout.in_step("the backward pass of dispatch()"):
+            return ctx.exchange.gather(GRAD_TOKENS, grad.contiguous(), None), None
 
 
 class _Combine(torch.autograd.Function):
@@ -83,17 +87,19 @@ class _Combine(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, outputs: Tensor, weights: Tensor, tokens: Tensor, batch: Batch) -> Tensor:
         """Sends the outputs back, and returns the weighted sum of each token's outputs."""
-        ctx.exchange, ctx.shape, ctx.dtype = batch._exchange, batch.shape, weights.dtype
+        ctx.exchange, ctx.layout, ctx.shape, ctx.dtype = batch._exchange, batch._layout, batch.shape, weights.dtype
         weights_used = weights.detach().to(batch._layout.compute_dtype).contiguous()
         ctx.save_for_backward(weights_used)
-        return batch._exchange.gather(OUTPUTS, outputs, weights_used)
+        with ctx.layout.in_step("combine()"):
+            return batch._exchange.gather(OUTPUTS, outputs, weights_used)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> Any:
         """Sends the gradients of the results to the experts, and returns the gradients of outputs and weights."""
         weights_used, grad = *ctx.saved_tensors, grad.contiguous()
-        grad_outputs = ctx.exchange.begin_scatter(GRAD_OUTPUTS, grad, weights_used)().view(ctx.shape)
+        with ctx.layout.in_step("the backward pass of combine()"):
+            grad_outputs = ctx.exchange.begin_scatter(GRAD_OUTPUTS, grad, weights_used)().view(ctx.shape)
         return grad_outputs, ctx.exchange.dot(grad).to(ctx.dtype), None, None
 
 
@@ -132,7 +138,8 @@ class Dispatcher:
             chunks: int = 1) -> Tensor:
         """Does dispatch(), expert(batch.tokens, batch.counts) and combine(), with the tokens in `chunks` parts: one
         part travels while experts work on the one before. `chunks` must be equal on all ranks. A capacity holds for
-        each part. Returns [tokens, columns]."""
+        each part. Returns [tokens, columns]. If `expert` raises an error, or if its outputs do not fit where rows
+        travel by messages, aborts the group, so that no other rank waits: these raise AbortedError."""
         if chunks < 1:
             raise ValueError(f"experts: {chunks} chunks; there must be 1 or more")
         parts = list(zip(*(part.tensor_split(chunks) for part in (tokens, weights, chosen))))
@@ -140,8 +147,20 @@ class Dispatcher:
         for index, (_, part_weights, _) in enumerate(parts):
             following = self._begin(parts[index + 1][0], parts[index + 1][2]) if index + 1 < chunks else begun
             batch, begun = self._finish(begun), following
-            out.append(self.combine(expert(batch.tokens, batch.counts), part_weights, batch))
+            try:
+                outputs = expert(batch.tokens, batch.counts)
+                if isinstance(batch._exchange, Messages):   # which cannot tell the others of a mistake
+                    self._check_outputs(outputs, part_weights, batch)
+            except BaseException:                           # the other ranks must not wait for this one
+                self._abort()
+                raise
+            out.append(self.combine(outputs, part_weights, batch))
         return torch.cat(out)
+
+    def _abort(self) -> None:
+        """Aborts the group, if its backend can."""
+        with suppress(Exception):
+            self.group.abort()
 
     def _finish(self, batch: Batch) -> Batch:
         """Waits for the rows of a batch that _begin() started, and returns the batch."""
@@ -234,7 +253,8 @@ class Dispatcher:
         own_row = torch.cat([counts, torch.tensor([VALID if problem is None else INVALID, columns, dtype,
                                                    needs_gradient, *free_range])])
         of_ranks = torch.empty(self.ranks, len(own_row), dtype=torch.int64, device=device)
-        dist.all_gather(list(of_ranks), own_row.to(device), group=self.group)
+        with in_step("dispatch()", self.rank):
+            dist.all_gather(list(of_ranks), own_row.to(device), group=self.group)
         of_ranks = of_ranks.cpu()
         if problem is not None:
             raise problem

@@ -3,13 +3,14 @@ from __future__ import annotations
 
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Callable, Iterator
+from typing import Any, Callable, ContextManager, Iterator
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from torch_tutti._calls import all_reduce
+from torch_tutti.exceptions import Error
 
 
 @dataclass
@@ -55,6 +56,10 @@ class Layout:
         """Calls barrier() for the group of the layout."""
         barrier(self.group, failed)
 
+    def in_step(self, step: str) -> ContextManager[None]:
+        """Calls in_step() for this rank."""
+        return in_step(step, self.rank)
+
 
 @contextmanager
 def fail_all_on_error(fail_others: Callable[[], None]) -> Iterator[None]:
@@ -64,6 +69,17 @@ def fail_all_on_error(fail_others: Callable[[], None]) -> Iterator[None]:
     except Exception:
         fail_others()
         raise
+
+
+@contextmanager
+def in_step(step: str, rank: int) -> Iterator[None]:
+    """A context in which a rank waits for the others. Errors of tutti get the step in their text. step: the call, or a
+    backward pass."""
+    try:
+        yield
+    except Error as error:
+        raise type(error)(f"experts: rank {rank} of the group waits in {step}, which another rank has not reached; an "
+                          f"error there before this step may be the cause: {error}") from error
 
 
 def check_tensors(what: str, **given: Any) -> None:
