@@ -245,8 +245,39 @@ def test_routers():
         experts.route(logits, 7)
     with pytest.raises(ValueError, match='score "hard" is unknown: use "softmax" or "sigmoid"'):
         experts.route(logits, 2, score="hard")
+    assert experts.z_loss(logits[:0]) == 0
+    torch.testing.assert_close(experts.z_loss(doubles), doubles.exp().sum(-1).log().square().mean())
+    with pytest.raises(ValueError, match=r"z_loss: logits are \[10\]; they must be \[tokens, experts\]"):
+        experts.z_loss(logits[:, 0])
     found = experts.imbalance(torch.tensor([0, 6, 2, 0]))
     assert found == (3.0, 1, 2, pytest.approx(6 ** 0.5 / 2))
+
+
+def chosen_in_groups(scores, k, n_group, topk_group):
+    """One token in plain Python: the groups with the largest sums of two scores, then the largest scores there."""
+    size = len(scores) // n_group
+    groups = [range(group * size, (group + 1) * size) for group in range(n_group)]
+    groups.sort(key=lambda group: -sum(sorted(scores[expert] for expert in group)[-2:]))
+    allowed = [expert for group in groups[:topk_group] for expert in group]
+    return sorted(allowed, key=lambda expert: -scores[expert])[:k]
+
+
+@pytest.mark.parametrize("experts_, k, n_group, topk_group", [(12, 4, 4, 2), (12, 6, 4, 2), (8, 3, 8, 4), (6, 2, 1, 1)])
+def test_routing_in_groups(experts_, k, n_group, topk_group):
+    logits, bias = numbers(5, 40, experts_).requires_grad_(), numbers(6, experts_)
+    for score, given in (("sigmoid", bias), ("softmax", None)):
+        weights, chosen = experts.route(logits, k, score=score, bias=given, n_group=n_group, topk_group=topk_group)
+        scores = logits.detach().sigmoid() if score == "sigmoid" else logits.detach().softmax(-1)
+        for_choice = scores if given is None else scores + given
+        assert chosen.tolist() == [chosen_in_groups(row, k, n_group, topk_group) for row in for_choice.tolist()]
+        expected = scores.gather(-1, chosen)
+        torch.testing.assert_close(weights.detach(), expected / expected.sum(-1, keepdim=True))
+        assert weights.requires_grad
+    for wrong in ({"n_group": 5, "topk_group": 1}, {"n_group": n_group, "topk_group": n_group + 1}):
+        with pytest.raises(ValueError, match="the experts must be a multiple of n_group, topk_group 1 to n_group"):
+            experts.route(logits, k, **wrong)
+    with pytest.raises(ValueError, match="n_group and topk_group are given together, or neither"):
+        experts.route(logits, k, n_group=n_group)
 
 
 def balance(world):
@@ -371,4 +402,5 @@ def die(world):
 
 def test_a_rank_that_dies_is_told(fresh):
     outcome = fresh(2).outcomes(die)[0]
-    assert outcome.error == "PeerError" and "rank 1" in outcome.text
+    assert outcome.error == "PeerError" and "experts: rank 0 of the group waits in combine(), " in outcome.text
+    assert "rank 1" in outcome.text.removeprefix("experts: rank 0")

@@ -9,6 +9,6 @@ docs/experts.md explains the rest.
 """
 from torch_tutti.experts._decoder import Decoder
 from torch_tutti.experts._dispatch import Batch, Dispatcher
-from torch_tutti.experts._router import Balance, Imbalance, balance_loss, imbalance, route
+from torch_tutti.experts._router import Balance, Imbalance, balance_loss, imbalance, route, z_loss
 
-__all__ = ["Balance", "Batch", "Decoder", "Dispatcher", "Imbalance", "balance_loss", "imbalance", "route"]
+__all__ = ["Balance", "Batch", "Decoder", "Dispatcher", "Imbalance", "balance_loss", "imbalance", "route", "z_loss"]

@@ -15,14 +15,15 @@ def _at_least_float32(logits: Tensor) -> Tensor:
     return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
 
-def route(logits: Tensor, k: int, *, score: str = "softmax", bias: Tensor | None = None,
-          normalise: bool = True) -> tuple[Tensor, Tensor]:
+def route(logits: Tensor, k: int, *, score: str = "softmax", bias: Tensor | None = None, normalise: bool = True,
+          n_group: int | None = None, topk_group: int | None = None) -> tuple[Tensor, Tensor]:
     """Chooses for each token the k experts with the largest scores. logits: [tokens, experts]. Returns their weights,
     [tokens, k] of float32, or of float64 for logits of float64, and their numbers, int64 [tokens, k].
 
     score: "softmax" or "sigmoid" turns a token's logits into scores. bias: [experts], added to scores for the choice
-    only, not in the weights (Balance). normalise: a token's weights sum to 1. Raises ValueError for invalid arguments.
-    """
+    only, not in the weights (Balance). normalise: a token's weights sum to 1. n_group, topk_group: consecutive experts
+    form n_group groups of equal size, and a token's experts lie in topk_group of them, as in DeepSeek-V3: in those with
+    the largest sums of their two largest scores, with the bias. Raises ValueError for invalid arguments."""
     if logits.dim() != 2 or not 1 <= k <= logits.shape[1]:
         raise ValueError(f"route: {k} experts of each token, from logits of sizes {list(logits.shape)}: logits must be "
                          "[tokens, experts], and k 1 to experts")
@@ -30,11 +31,40 @@ def route(logits: Tensor, k: int, *, score: str = "softmax", bias: Tensor | None
         raise ValueError(f'route: score "{score}" is unknown: use "softmax" or "sigmoid"')
     exact = _at_least_float32(logits)
     scores = exact.softmax(-1) if score == "softmax" else exact.sigmoid()
-    chosen = (scores if bias is None else scores + bias).topk(k).indices
+    for_choice = scores if bias is None else scores + bias
+    if n_group is not None or topk_group is not None:
+        for_choice = _limit_to_groups(for_choice, k, n_group, topk_group)
+    chosen = for_choice.topk(k).indices
     weights = scores.gather(-1, chosen)
     if normalise:
         weights = weights / weights.sum(-1, keepdim=True).clamp_min(torch.finfo(weights.dtype).tiny)
     return weights, chosen
+
+
+def _limit_to_groups(scores: Tensor, k: int, n_group: int | None, topk_group: int | None) -> Tensor:
+    """Returns scores, [tokens, experts], with -inf outside of each token's topk_group best groups, without gradients.
+    Raises ValueError if the groups do not fit the experts and k."""
+    experts = scores.shape[1]
+    if n_group is None or topk_group is None:
+        raise ValueError("route: n_group and topk_group are given together, or neither")
+    if n_group < 1 or experts % n_group or not 1 <= topk_group <= n_group or k > topk_group * (experts // n_group):
+        raise ValueError(f"route: n_group {n_group}, topk_group {topk_group}, for {k} of {experts} experts of a token: "
+                         "the experts must be a multiple of n_group, topk_group 1 to n_group, and k at most the "
+                         "experts of topk_group groups")
+    grouped = scores.detach().unflatten(1, (n_group, experts // n_group))
+    best = grouped.topk(min(2, experts // n_group)).values.sum(-1).topk(topk_group).indices
+    is_allowed = torch.zeros(len(scores), n_group, dtype=torch.bool, device=scores.device).scatter_(1, best, True)
+    return grouped.masked_fill(~is_allowed[:, :, None], float("-inf")).flatten(1)
+
+
+def z_loss(logits: Tensor) -> Tensor:
+    """Returns the router's z-loss of ST-MoE (Zoph et al. 2022), which keeps logits small: the mean over this rank's
+    tokens of the squared logarithm of the sum of exp(logits), or 0 without tokens. logits: [tokens, experts]. If all
+    ranks have the same number of tokens, the gradients averaged over ranks are those of the whole batch. Raises
+    ValueError for another shape."""
+    if logits.dim() != 2:
+        raise ValueError(f"z_loss: logits are {list(logits.shape)}; they must be [tokens, experts]")
+    return _at_least_float32(logits).logsumexp(-1).square().sum() / max(len(logits), 1)
 
 
 def counts_of(chosen: Tensor, experts: int, group: dist.ProcessGroup | None = None) -> Tensor:
