@@ -36,6 +36,8 @@ class Owners:
 
 # of parameters whose changes through `data` are counted
 _counted = Owners()
+# the Manager of each parameter whose values are in a core's memory
+_managers = Owners()
 
 
 class Hook:
@@ -80,10 +82,39 @@ def _get_data(parameter: torch.nn.Parameter) -> torch.Tensor:
     return _data.__get__(parameter) if _counted.find(parameter) is None else parameter.detach()
 
 
+def _set_data(parameter: torch.nn.Parameter, value: torch.Tensor) -> None:
+    """Assigns new memory to a parameter. One in a core's memory stays there if the new memory has the same values, as
+    after Module.to("cpu:0"). Raises RuntimeError if they have another dtype. Other values are assigned, and the next
+    step raises an error."""
+    manager = _managers.find(parameter)
+    if manager is None:
+        _data.__set__(parameter, value)
+    elif value.dtype != parameter.dtype:
+        raise RuntimeError(f"zero: parameter {manager.managed[manager.number_of[parameter]].name} is {parameter.dtype} "
+                           f"in zero's memory, where it stays, so it cannot become {value.dtype}; convert a model "
+                           "before zero.shard, or a copy of it")
+    elif not _has_same_bits(parameter.detach(), value):
+        _data.__set__(parameter, value)
+
+
+def _has_same_bits(left: torch.Tensor, right: torch.Tensor) -> bool:
+    """True if two tensors of one floating-point dtype have the same elements. NaN, which sharded parameters have, is
+    equal to itself."""
+    as_int = {2: torch.int16, 4: torch.int32, 8: torch.int64}[left.dtype.itemsize]
+    return (left.device.type == right.device.type and left.shape == right.shape
+            and torch.equal(left.view(as_int), right.view(as_int)))
+
+
+def keep_in_memory(manager: Any, parameters: Iterable[torch.nn.Parameter]) -> None:
+    """Makes assignments to the attribute `data` of these parameters keep their memory, while the manager exists. Needs
+    the property that count_data_changes() installs."""
+    _managers.add(manager, parameters)
+
+
 def count_data_changes(owner: Any, parameters: Iterable[torch.nn.Parameter]) -> None:
     """Makes changes through the attribute `data` of these parameters count in their versions while the owner, which
     keeps them alive, exists; torch counts such changes apart. So Manager.check_parameters() finds them. For this it
     replaces the attribute in torch.nn.Parameter, once in a process; that of other parameters works as before."""
     _counted.add(owner, parameters)
     if "data" not in vars(torch.nn.Parameter):
-        torch.nn.Parameter.data = property(_get_data, _data.__set__, _data.__delete__)
+        torch.nn.Parameter.data = property(_get_data, _set_data, _data.__delete__)

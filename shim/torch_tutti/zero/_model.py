@@ -20,7 +20,7 @@ from torch_tutti.zero._arrival import ARRIVAL_TIMEOUT, Arrivals
 from torch_tutti.zero._core import Core, ParameterInfo
 from torch_tutti.zero._direct import sum_rows, replace_forwards
 from torch_tutti.zero._gradients import DividedGradient, Gradients
-from torch_tutti.zero._hooks import Hook, cast_inputs, count_data_changes, make_room, take_gradient
+from torch_tutti.zero._hooks import Hook, cast_inputs, count_data_changes, keep_in_memory, make_room, take_gradient
 from torch_tutti.zero._modules import find_modules_on_meta, materialize_untrained, trim_heap
 from torch_tutti.zero._optimizer import ZeroOptimizer, rule_of
 from torch_tutti.zero._parameters import collect_managed, dtypes_of_units
@@ -89,6 +89,7 @@ class Manager:
         # where a change through `data` would be lost, or happen once for each rank
         divided = self.core.placement in ("shared", "sharded")
         count_data_changes(self, (p for _, p, _ in self.managed if divided or p.dtype != torch.float32))
+        keep_in_memory(self, self.number_of)
 
     def _create_core(self, parameters: list[ParameterInfo], groups: int, settings: Settings) -> Core:
         """Creates the core. Falls back to sharded parameters if the ranks of a host cannot share memory and

@@ -6,10 +6,11 @@ from typing import Callable, Iterable
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.parallel import DistributedDataParallel
 
-from torch_tutti._calls import tutti_group_of
 from torch_tutti.compression import Compression
+from torch_tutti.zero._mesh import group_of_ranks
 from torch_tutti.zero._model import Manager, Settings
 from torch_tutti.zero._modules import find_units
 from torch_tutti.zero._optimizer import ZeroOptimizer
@@ -20,7 +21,7 @@ UNLIMITED_BUFFERS = 1 << 20
 
 
 def shard(model: nn.Module, optimizer: torch.optim.Optimizer, *, stage: int = 3, hosts: str | None = None,
-          units: Iterable[nn.Module] | None = None, group: dist.ProcessGroup | None = None,
+          units: Iterable[nn.Module] | None = None, group: dist.ProcessGroup | DeviceMesh | None = None,
           buffers: int = 2, ahead: bool = False, prefetch: int = 1, reshard: bool = True,
           precision: str | None = None, compression: str | Compression | None = None,
           init: Callable[[nn.Module], None] | None = None) -> tuple[nn.Module, ZeroOptimizer]:
@@ -35,7 +36,7 @@ def shard(model: nn.Module, optimizer: torch.optim.Optimizer, *, stage: int = 3,
     warning if the ranks of a host cannot share. units: modules whose parameters are used together; each is summed and
     updated as a whole. Default: the elements of the model's outermost ModuleLists and Sequentials. A parameter belongs
     to the innermost unit that has it; to the model itself if no unit has it, or several that are not nested. group: a
-    group of tutti's; None: the default group.
+    group of tutti's; None: the default group; or a DeviceMesh as for torch's fully_shard.
 
     buffers: the number of buffers for gradients of units of one size (stages 2 and 3); a backward pass waits if all are
     in use. ahead: step() returns when all ranks have called it, and modules wait for their parameters when they
@@ -72,7 +73,7 @@ def shard(model: nn.Module, optimizer: torch.optim.Optimizer, *, stage: int = 3,
         raise ValueError(f"zero.shard: precision={precision!r}; it must be 'bf16' or None")
     settings = Settings(placement, stage == 3 and hosts is None, UNLIMITED_BUFFERS if stage == 1 else buffers, ahead,
                         prefetch, reshard, init, _PRECISIONS[precision], compression)
-    manager = Manager(model, optimizer, find_units(model, units), tutti_group_of("zero.shard", group), settings)
+    manager = Manager(model, optimizer, find_units(model, units), group_of_ranks("zero.shard", group), settings)
     return model, manager.optimizer
 
 
