@@ -41,7 +41,7 @@ def attempt(program, *arguments, launcher=TORCHRUN, **variables):
     process. variables: added to its environment."""
     target = [HERE / "programs" / program] if program.endswith(".py") else ["-m", program]
     command = on_hosts([str(word) for word in (ENVIRONMENT / "bin" / "python", *launcher, *target, *arguments)])
-    environment = {**os.environ, "PYTHONPATH": str(ROOT / "tests" / "python"), "CUDA_VISIBLE_DEVICES": "",
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT / 'shim'}:{ROOT / 'tests/python'}", "CUDA_VISIBLE_DEVICES": "",
                    "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "DS_ACCELERATOR": "cpu",
                    "TORCH_EXTENSIONS_DIR": str(ENVIRONMENT / "extensions"), **variables}
     process = subprocess.Popen(command, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)

@@ -67,6 +67,8 @@ MOST_FIELDS = 25                                        # of a struct; those of 
 DATA_ROWS = {"machine", "settings"}
 # what the Python package may import
 PYTHON_MAY_IMPORT = {"shim/torch_tutti/": {"torch", "torch_tutti", "numpy", "matplotlib"},
+                     **{f"shim/torch_tutti/zero/{name}.py": {"torch", "torch_tutti", name}
+                        for name in ("accelerate", "lightning", "transformers")},
                      "examples/": {"torch", "torch_tutti", "gpt_parallel"}}
 
 

@@ -1,0 +1,55 @@
+"""Programs of the frameworks that let zero take their steps, against the same programs with the framework's own data
+parallelism on tutti: the same losses over 50 steps, also after a save in the middle. Norms are sums in another order,
+so what is clipped is equal to 1e-5 and not to the bit."""
+import pytest
+import torch
+from launching import needs_frameworks, outcomes, same
+
+pytestmark = needs_frameworks
+
+
+def close(mine, judge, error=1e-5):
+    torch.testing.assert_close(mine, judge, rtol=error, atol=error)
+
+
+@pytest.fixture(scope="module")
+def accelerated(tmp_path_factory):
+    return outcomes("zero_accelerate.py", "tutti", tmp_path_factory.mktemp("zero_accelerate"))
+
+
+@pytest.mark.parametrize("way", ["stage 0", "stage 1", "stage 2", "stage 3", "sharded"])
+def test_accelerate(accelerated, way):
+    """Accumulation, norms, a scheduler, save_state and load_state."""
+    for result in accelerated:
+        assert len(result[way]) == 100
+        same(result[way], result["DDP"])
+        same(result[f"{way} resumed"], result["DDP"][60:])
+
+
+def test_accelerate_goes_on_without_zero(accelerated):
+    for result in accelerated:
+        same(result["DDP resumed from stage 2"], result["DDP"][60:])
+
+
+def test_accelerate_takes_what_is_prepared(accelerated):
+    assert ("ValueError: zero.accelerate.shard: pass the model and the optimizer that accelerator.prepare returned"
+            in accelerated[0]["not prepared"])
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    return outcomes("zero_transformers.py", "tutti", tmp_path_factory.mktemp("zero_transformers"))
+
+
+@pytest.mark.parametrize("way", ["stage 1", "stage 2", "stage 3"])
+def test_trainer(trained, way):
+    """Losses, norms and evaluations; checkpoints, the best one at the end, and what save_model() writes."""
+    for result in trained:
+        close(result[way], result["DDP"])
+        close(result[f"{way} resumed"], result["DDP resumed"])
+        close(result[f"{way} end"], result["DDP end"])
+
+
+def test_trainer_goes_on_without_zero(trained):
+    for result in trained:
+        close(result["DDP resumed from stage 2"], result["DDP resumed"])
