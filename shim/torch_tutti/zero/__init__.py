@@ -6,9 +6,12 @@ rank, or are divided among the ranks.
         loss_of(model(batch)).backward()
         optimizer.clip_grad_norm_(1.0)
         optimizer.step()
+
+The modules accelerate, lightning and transformers are for programs of these frameworks, and import them.
 """
 from torch_tutti.zero._ddp import wrap_ddp
+from torch_tutti.zero._deepspeed import from_deepspeed
 from torch_tutti.zero._shard import shard
 from torch_tutti.zero._optimizer import ZeroOptimizer
 
-__all__ = ["ZeroOptimizer", "shard", "wrap_ddp"]
+__all__ = ["ZeroOptimizer", "from_deepspeed", "shard", "wrap_ddp"]
