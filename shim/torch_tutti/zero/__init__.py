@@ -11,7 +11,8 @@ The modules accelerate, lightning and transformers are for programs of these fra
 """
 from torch_tutti.zero._ddp import wrap_ddp
 from torch_tutti.zero._deepspeed import from_deepspeed
-from torch_tutti.zero._shard import shard
 from torch_tutti.zero._optimizer import ZeroOptimizer
+from torch_tutti.zero._shard import shard
+from torch_tutti.zero._sharded_optimizer import ShardedOptimizer, sharded
 
-__all__ = ["ZeroOptimizer", "from_deepspeed", "shard", "wrap_ddp"]
+__all__ = ["ShardedOptimizer", "ZeroOptimizer", "from_deepspeed", "shard", "sharded", "wrap_ddp"]

@@ -14,6 +14,7 @@ from torch_tutti.zero._mesh import group_of_ranks
 from torch_tutti.zero._model import Manager, Settings
 from torch_tutti.zero._modules import find_units
 from torch_tutti.zero._optimizer import ZeroOptimizer
+from torch_tutti.zero._sharded_optimizer import ShardedOptimizer
 
 _PRECISIONS = {None: None, "bf16": torch.bfloat16}
 # The number of gradient buffers in stage 1, which keeps all gradients: no unit waits for a buffer.
@@ -65,6 +66,9 @@ def shard(model: nn.Module, optimizer: torch.optim.Optimizer, *, stage: int = 3,
     if isinstance(model, DistributedDataParallel):
         raise ValueError("zero.shard: the model is a DistributedDataParallel, which sums gradients itself; pass its "
                          "module, or use zero.wrap_ddp")
+    if isinstance(optimizer, ShardedOptimizer):
+        raise ValueError("zero.shard: the optimizer is of zero.sharded, which already divides its state; pass one of "
+                         "torch's")
     placement = _placement_of(stage, hosts)
     if placement == "whole" and compression is not None:
         raise NotImplementedError("zero.shard: stage 0 does not compress gradients; DistributedDataParallel does with "
