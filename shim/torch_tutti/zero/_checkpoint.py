@@ -3,14 +3,15 @@ optimizers; or the state of model and optimizer in parts, of which each rank sav
 torch.distributed.checkpoint."""
 from __future__ import annotations
 
-import collections
 import copy
 import itertools
 import math
-from typing import TYPE_CHECKING, Any, Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Callable, Iterator, NamedTuple, Sequence
 
 import torch
 import torch.distributed as dist
+
+from torch_tutti._optimizer_trial import optimizer_like, step_without_hooks
 
 if TYPE_CHECKING:
     from torch_tutti.zero._optimizer import ZeroOptimizer
@@ -18,14 +19,18 @@ if TYPE_CHECKING:
 # {update rule: torch's names of its moments}
 _MOMENTS = {"none": (), "sgd": (), "momentum": ("momentum_buffer",), "adam": ("exp_avg", "exp_avg_sq"),
             "adamw": ("exp_avg", "exp_avg_sq")}
-# The attributes in which torch's optimizers have the hooks of their steps.
-HOOKS_OF_STEPS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
-# Makes a state value from (number of the parameter, shape of the parameter, this rank's flat part of the value).
-Assemble = Callable[[int, torch.Size, torch.Tensor], Any]
+# Makes a state value from (number of the parameter, name of the value, its shape, this rank's part of it).
+Assemble = Callable[[int, str, torch.Size, torch.Tensor], Any]
 
 
-def _is_elementwise(name: str, value: Any) -> bool:
-    """True if a state value has one number for each element of the parameter, so that each rank keeps a part of it."""
+class Outline(NamedTuple):
+    """Describes a state value of which ranks have parts."""
+    shape: torch.Size
+    dtype: torch.dtype
+
+
+def _has_elements(name: str, value: Any) -> bool:
+    """True if ranks keep parts of a state value; false if each has the same, as of a number."""
     return torch.is_tensor(value) and value.dim() > 0 and name != "step"
 
 
@@ -46,23 +51,6 @@ def boxes(shape: tuple[int, ...], begin: int, end: int) -> Iterator[tuple[tuple[
         box_end = end // row_elements * row_elements
         yield (begin // row_elements, *(0 for _ in row_shape)), ((box_end - begin) // row_elements, *row_shape)
     yield from boxes(shape, box_end, end)
-
-
-def optimizer_like(given: torch.optim.Optimizer, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
-    """Returns an optimizer with the class and options of `given`, but with other parameter groups, no state and no
-    hooks of steps. Does not call the constructor."""
-    result: torch.optim.Optimizer = object.__new__(type(given))
-    vars(result).update({name: value for name, value in vars(given).items() if name != "step"})
-    vars(result).update({name: collections.OrderedDict() for name in HOOKS_OF_STEPS})
-    result.param_groups, result.state = groups, collections.defaultdict(dict)
-    return result
-
-
-def step_without_hooks(optimizer: torch.optim.Optimizer) -> None:
-    """Takes a step of an optimizer of pieces, without torch's hooks for the steps of all optimizers: these run once in
-    a step of the ZeroOptimizer."""
-    step: Any = type(optimizer).step
-    (step.__wrapped__ if getattr(step, "hooked", False) else step)(optimizer)
 
 
 class Parts(torch.Tensor):
@@ -123,6 +111,21 @@ class Checkpoint:
         # True after a call of step() by which torch only creates state (ZeroOptimizer._is_probe)
         self.was_probed = False
 
+    # ---- which rank has what ----
+    def _is_owned(self, name: str) -> bool:
+        """True if the optimizer keeps state values of this name whole, in shapes of its own, on one rank for each
+        parameter (on all ranks in stage 0)."""
+        return (self.optimizer._inner is not None and self.optimizer._pieces.is_whole
+                and name not in ("master", "lost"))
+
+    def _counts(self, number: int, name: str, elements: int) -> list[int]:
+        """Returns how many elements of a state value each rank has, in the order of ranks. elements: of the value."""
+        if not self._is_owned(name):
+            return self.core.counts(number, self.ranks)
+        if self.core.placement == "whole":
+            return [elements] * self.ranks
+        return [elements if rank == self.optimizer._pieces.owner[number] else 0 for rank in range(self.ranks)]
+
     # ---- the state of this rank ----
     def _local_state(self, number: int, include_new: bool) -> dict[str, Any]:
         """Returns this rank's state of a parameter by torch's names: flat parts, and numbers such as "step"; "master"
@@ -131,7 +134,7 @@ class Checkpoint:
         piece, rule = self.core.piece(number), self.manager.rule
         found: dict[str, Any] = {}
         if (inner := self.optimizer._inner) is not None:
-            flat = self.optimizer._flat.get(number)
+            flat = self.optimizer._pieces.parameters.get(number)
             found = dict(inner.state.get(flat, {})) or (
                 self._first_state(flat) if include_new and flat is not None else {})
         elif (piece.steps or include_new) and piece.value.numel() and _MOMENTS[rule]:
@@ -142,63 +145,94 @@ class Checkpoint:
             found["master"] = piece.value
         return found
 
-    def _first_state(self, flat: torch.nn.Parameter) -> dict[str, Any]:
-        """Returns the state that the optimizer would create for `flat`, a parameter that it has not updated yet. Steps
-        an optimizer on zeros of the same shape, and sets its "step" back to 0."""
-        inner, zeros = self.optimizer._inner, torch.nn.Parameter(torch.zeros_like(flat))
-        zeros.grad = torch.zeros_like(flat)
-        group = next(group for group in inner.param_groups if any(p is flat for p in group["params"]))
-        trial = optimizer_like(inner, [{**group, "params": [zeros]}])
+    def _step_on_zeros(self, group: dict[str, Any], shape: torch.Size) -> torch.optim.Optimizer:
+        """Returns an optimizer like the inner one, with a copy of one of its groups, after a step on a parameter of
+        zeros, whose gradient is zeros. Its "step" is 0 again."""
+        zeros = torch.nn.Parameter(torch.zeros(shape))
+        zeros.grad = torch.zeros(shape)
+        options = copy.deepcopy({name: value for name, value in group.items() if name != "params"})
+        trial = optimizer_like(self.optimizer._inner, [{**options, "params": [zeros]}])
         step_without_hooks(trial)
-        return {name: value * 0 if name == "step" else value for name, value in trial.state[zeros].items()}
+        for values in (trial.state[zeros], trial.param_groups[0]):
+            values.update({name: value * 0 for name, value in values.items() if name == "step"})
+        return trial
+
+    def _first_state(self, flat: torch.nn.Parameter) -> dict[str, Any]:
+        """Returns the state that the optimizer would create for `flat`, a parameter that it has not updated yet."""
+        groups = self.optimizer._inner.param_groups
+        group = next(group for group in groups if any(p is flat for p in group["params"]))
+        trial = self._step_on_zeros(group, flat.shape)
+        return dict(trial.state[trial.param_groups[0]["params"][0]])
+
+    def _first_options(self, index: int) -> dict[str, Any]:
+        """Returns the options that the first step of the optimizer adds to a group, such as the number of steps. index:
+        of the group."""
+        group, inner = self.optimizer.param_groups[index], self.optimizer._inner
+        shapes = [p.shape for p in group["params"] if p in self.manager.number_of]
+        if inner is None or not shapes:
+            return {}
+        shape = min(shapes, key=torch.Size.numel)
+        trial = self._step_on_zeros(inner.param_groups[index], shape if self.optimizer._pieces.is_whole
+                                    else torch.Size([shape.numel()]))
+        return {name: value for name, value in trial.param_groups[0].items() if name not in group}
 
     def _states(self, assemble: Assemble, include_new: bool) -> dict[int, dict[str, Any]]:
         """Returns the state of each parameter, {number: {name: value}}, with equal names on all ranks. assemble() makes
         an elementwise value from this rank's part; other values stay. include_new: as in _local_state(). Collective,
         except in stage 0."""
         local_states = {number: self._local_state(number, include_new) for number in range(len(self.manager.managed))}
-        if self.core.placement == "whole":
-            return {number: {name: assemble(number, self.manager.managed[number].parameter.shape, value)
-                             if _is_elementwise(name, value) else copy.deepcopy(value)
-                             for name, value in state.items()} for number, state in local_states.items() if state}
-        local_outline = {number: {name: value.dtype if _is_elementwise(name, value) else value
-                                  for name, value in parts.items()}
+        local_outline = {number: {name: self._outline(number, name, value) for name, value in parts.items()}
                          for number, parts in local_states.items() if parts}
+        if self.core.placement == "whole":
+            return {number: {name: assemble(number, name, value.shape, local_states[number][name])
+                             if isinstance(value, Outline) else copy.deepcopy(value)
+                             for name, value in outline.items()} for number, outline in local_outline.items()}
         outlines: list[Any] = [None] * self.ranks
         dist.all_gather_object(outlines, local_outline, self.group)
         found = {}
-        for number, entry in enumerate(self.manager.managed):
-            outline = next((other[number] for other in outlines if number in other), {})
+        for number in range(len(self.manager.managed)):
+            outline: dict[str, Any] = {}
+            for other in outlines:      # the owner of a parameter has its state, others may have its float32 values
+                outline = {**other.get(number, {}), **outline}
             if outline:
                 found[number] = {
-                    name: assemble(number, entry.parameter.shape, local_states[number].get(
-                        name, torch.empty(0, dtype=value))) if isinstance(value, torch.dtype) else value
+                    name: assemble(number, name, value.shape, local_states[number].get(
+                        name, torch.empty(0, dtype=value.dtype))) if isinstance(value, Outline) else value
                     for name, value in outline.items()}
         return found
 
-    def _groups(self, name_of: Callable[[torch.Tensor, int], Any]) -> list[dict[str, Any]]:
+    def _outline(self, number: int, name: str, value: Any) -> Any:
+        """Returns the Outline of a state value of which ranks have parts, and any other value unchanged."""
+        if not _has_elements(name, value):
+            return value
+        return Outline(value.shape if self._is_owned(name) else self.manager.managed[number].parameter.shape,
+                       value.dtype)
+
+    def _groups(self, name_of: Callable[[torch.Tensor, int], Any], include_new: bool) -> list[dict[str, Any]]:
         """Returns param_groups with name_of(parameter, index) in place of each parameter. The index counts through all
-        groups."""
+        groups. include_new: also return what the first step adds to the groups."""
         index = itertools.count()
         return [{**{name: value for name, value in group.items() if name != "params"},
-                 "params": [name_of(p, next(index)) for p in group["params"]]} for group in self.optimizer.param_groups]
+                 **(self._first_options(number) if include_new else {}),
+                 "params": [name_of(p, next(index)) for p in group["params"]]}
+                for number, group in enumerate(self.optimizer.param_groups)]
 
     # ---- the whole state on each rank ----
-    def _gather_whole(self, number: int, shape: torch.Size, part: torch.Tensor) -> torch.Tensor:
-        """Returns a whole tensor of this shape, made of the flat parts of all ranks. Collective, except in stage 0."""
+    def _gather_whole(self, number: int, name: str, shape: torch.Size, part: torch.Tensor) -> torch.Tensor:
+        """Returns a whole tensor of this shape, made of the parts of all ranks. Collective, except in stage 0."""
         if self.core.placement == "whole":
             return part.clone().view(shape)
         whole = torch.empty(shape.numel(), dtype=part.dtype)
-        parts = list(whole.split(self.core.counts(number, self.ranks)))
-        dist.all_gather(parts, part.contiguous(), self.group)
+        parts = list(whole.split(self._counts(number, name, shape.numel())))
+        dist.all_gather(parts, part.reshape(-1), self.group)
         return whole.view(shape)
 
-    def _gather_on_rank_0(self, number: int, shape: torch.Size, part: torch.Tensor) -> torch.Tensor | None:
+    def _gather_on_rank_0(self, number: int, name: str, shape: torch.Size, part: torch.Tensor) -> torch.Tensor | None:
         """Returns what _gather_whole() does on rank 0, and None on the others. Collective."""
-        is_first, counts = dist.get_rank(self.group) == 0, self.core.counts(number, self.ranks)
+        is_first, counts = dist.get_rank(self.group) == 0, self._counts(number, name, shape.numel())
         whole = torch.empty(shape.numel() if is_first else 0, dtype=part.dtype)
         sent = [part.numel(), *[0] * (self.ranks - 1)]
-        dist.all_to_all_single(whole, part.contiguous(), counts if is_first else [0] * self.ranks, sent, self.group)
+        dist.all_to_all_single(whole, part.reshape(-1), counts if is_first else [0] * self.ranks, sent, self.group)
         return whole.view(shape) if is_first else None
 
     def state_dict(self, on_all_ranks: bool) -> dict[str, Any]:
@@ -213,7 +247,7 @@ class Checkpoint:
             number = self.manager.number_of.get(parameter)
             if number in states:
                 state[index] = states[number]
-        found = {"state": state, "param_groups": self._groups(lambda _, index: index)}
+        found = {"state": state, "param_groups": self._groups(lambda _, index: index, self.was_probed)}
         if self.core.has_feedback:
             found["lost"] = {}
             for number, entry in enumerate(self.manager.managed):
@@ -245,7 +279,7 @@ class Checkpoint:
     def _load_groups(self, loaded_groups: list[dict[str, Any]]) -> None:
         """Copies the options of loaded groups, but not their parameters, into the optimizer's groups."""
         for group, loaded in zip(self.optimizer.param_groups, loaded_groups):
-            group.update({name: value for name, value in loaded.items() if name != "params"})
+            group.update(copy.deepcopy({name: value for name, value in loaded.items() if name != "params"}))
 
     def _load_residuals(self, residuals: dict[str, torch.Tensor]) -> None:
         """Sets the residuals of compression: whole tensors by name of the parameter, zeros for a missing one. Does
@@ -259,19 +293,22 @@ class Checkpoint:
         for number, value in enumerate(found):
             self.core.set_residual(number, value)
 
-    def _own_part(self, number: int, name: str, value: Any) -> Any:
-        """Returns this rank's flat part of a state value: of a whole tensor, or of the boxes of a Parts. Returns any
-        other value unchanged. Raises ValueError for a wrong number of elements."""
+    def _own_part(self, number: int, name: str, value: Any, is_owned: bool = False) -> Any:
+        """Returns this rank's part of a state value: of a whole tensor, or of the boxes of a Parts. It is flat unless
+        is_owned, the result of _is_owned(). Returns any other value unchanged. Raises ValueError for a wrong number of
+        elements."""
         managed, piece = self.manager.managed[number], self.core.piece(number)
         if isinstance(value, Parts):
             flat = [part.reshape(-1) for _, part in value.parts]
-            value = flat[0] if len(flat) == 1 else torch.cat([torch.empty(0, dtype=value.dtype), *flat])
-            if value.numel() != piece.value.numel():
+            shape, value = value.shape, flat[0] if len(flat) == 1 else torch.cat(
+                [torch.empty(0, dtype=value.dtype), *flat])
+            count = (self._counts(number, name, shape.numel())[dist.get_rank(self.group)] if is_owned
+                     else piece.value.numel())
+            if value.numel() != count:
                 raise ValueError(f"zero: of {name} of parameter {managed.name} the state has {value.numel()} elements "
-                                 f"for this rank, but should have {piece.value.numel()}: it was saved with another "
-                                 "number of ranks")
-            return value
-        if not _is_elementwise(name, value):
+                                 f"for this rank, but should have {count}: it was saved with another number of ranks")
+            return value.view(shape) if is_owned and count else value
+        if is_owned or not _has_elements(name, value):
             return value
         if value.numel() != managed.parameter.numel():
             raise ValueError(f"zero: {name} of parameter {managed.name} has {value.numel()} elements in the state, but "
@@ -280,13 +317,13 @@ class Checkpoint:
 
     def _own_parts(self, number: int, values: dict[str, Any]) -> dict[str, Any]:
         """Returns this rank's parts of all state values of a parameter, {name: part}."""
-        return {name: self._own_part(number, name, value) for name, value in values.items()}
+        return {name: self._own_part(number, name, value, self._is_owned(name)) for name, value in values.items()}
 
     def _load_local_state(self, number: int, local_state: dict[str, Any]) -> None:
         """Writes this rank's parts of a parameter's state into the optimizer or the core. A missing moment becomes
         zeros."""
         if (inner := self.optimizer._inner) is not None:
-            flat = self.optimizer._flat.get(number)
+            flat = self.optimizer._pieces.parameters.get(number)
             # no step has updated the parameter, so the optimizer has no state of it
             if flat is not None and not local_state.get("step", 1):
                 inner.state.pop(flat, None)
@@ -322,9 +359,10 @@ class ShardedState:
         states = {managed[number].name: state for number, state in checkpoint._states(self._as_parts, True).items()}
         found = {"state": states, "param_groups": checkpoint._groups(
             lambda parameter, _: managed[number].name
-            if (number := self._manager.number_of.get(parameter)) is not None else "")}
+            if (number := self._manager.number_of.get(parameter)) is not None else "", True)}
         if core.has_feedback:
-            found["lost"] = {entry.name: self._as_parts(number, entry.parameter.shape, self._residual_part(number))
+            found["lost"] = {entry.name: self._as_parts(number, "lost", entry.parameter.shape,
+                                                        self._residual_part(number))
                              for number, entry in enumerate(managed)}
         self._manager.stay_whole()
         return {"model": model, "optimizer": found}
@@ -340,21 +378,22 @@ class ShardedState:
     def _parameter_value(self, number: int) -> Any:
         """Returns the values of a trained parameter, in its own dtype, as _as_parts() does."""
         parameter = self._manager.managed[number].parameter
-        return self._as_parts(number, parameter.shape, self._checkpoint.core.piece(number).value.to(parameter.dtype))
+        return self._as_parts(number, "master", parameter.shape,
+                              self._checkpoint.core.piece(number).value.to(parameter.dtype))
 
     def _residual_part(self, number: int) -> torch.Tensor:
         """Returns this rank's part of a parameter's residual of compression, flat. Collective."""
         piece = self._checkpoint.core.piece(number)
         return self._checkpoint.core.residual(number)[piece.at: piece.at + piece.value.numel()].clone()
 
-    def _as_parts(self, number: int, shape: torch.Size, part: torch.Tensor) -> torch.Tensor:
-        """Returns a Parts of this shape that has `part`, this rank's flat part of a parameter's values or state. In
-        stage 0, where nothing is divided, returns `part` in this shape."""
+    def _as_parts(self, number: int, name: str, shape: torch.Size, part: torch.Tensor) -> torch.Tensor:
+        """Returns a Parts of this shape that has `part`, this rank's part of a parameter's values or state. In stage 0,
+        where nothing is divided, returns `part` in this shape."""
         if self._checkpoint.core.placement == "whole":
             return part.view(shape)
-        begin = self._checkpoint.core.piece(number).at
+        begin = 0 if self._checkpoint._is_owned(name) else self._checkpoint.core.piece(number).at
         found_boxes = list(boxes(tuple(shape), begin, begin + part.numel()))
-        flat = part.split([math.prod(sizes) for _, sizes in found_boxes]) if found_boxes else ()
+        flat = part.reshape(-1).split([math.prod(sizes) for _, sizes in found_boxes]) if found_boxes else ()
         return Parts(shape, part.dtype,
                      [(offsets, values.view(sizes)) for values, (offsets, sizes) in zip(flat, found_boxes)])
 
@@ -387,7 +426,7 @@ class ShardedState:
             checkpoint._load_local_state(number, local_state)
         if core.has_feedback and "lost" in optimizer_state:
             checkpoint._load_residuals({
-                entry.name: checkpoint._gather_whole(number, entry.parameter.shape, checkpoint._own_part(
+                entry.name: checkpoint._gather_whole(number, "lost", entry.parameter.shape, checkpoint._own_part(
                     number, "lost", optimizer_state["lost"][entry.name]))
                 for number, entry in enumerate(manager.managed)})
         core.begin_pieces()

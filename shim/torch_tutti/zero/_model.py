@@ -22,7 +22,7 @@ from torch_tutti.zero._direct import sum_rows, replace_forwards
 from torch_tutti.zero._gradients import DividedGradient, Gradients
 from torch_tutti.zero._hooks import Hook, cast_inputs, count_data_changes, keep_in_memory, make_room, take_gradient
 from torch_tutti.zero._modules import find_modules_on_meta, materialize_untrained, trim_heap
-from torch_tutti.zero._optimizer import ZeroOptimizer, rule_of
+from torch_tutti.zero._optimizer import ZeroOptimizer, find_what_it_looks_at, rule_of
 from torch_tutti.zero._parameters import collect_managed, dtypes_of_units
 from torch_tutti.zero._sharded import Uses
 
@@ -78,6 +78,7 @@ class Manager:
         parameters = [ParameterInfo(entry.parameter.numel(), entry.unit, group_of[entry.parameter])
                       for entry in self.managed]
         self.rule = rule_of(type(optimizer), optimizer.param_groups)
+        self.finding = find_what_it_looks_at(optimizer, self.rule, settings.placement)
         self.core = self._create_core(parameters, len(optimizer.param_groups), settings)
         self.arrivals = Arrivals(group)
         self._move_parameters(model, on_meta, settings.init)

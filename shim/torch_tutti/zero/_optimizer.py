@@ -13,20 +13,19 @@ import torch
 import torch.distributed as dist
 
 from torch_tutti import _timeline
+from torch_tutti._optimizer_trial import (HOOKS_OF_STEPS, Finding, examine, optimizer_like, refuse_known, settings_of,
+                                          step_without_hooks)
 from torch_tutti.zero._arrival import ARRIVAL_TIMEOUT
-from torch_tutti.zero._checkpoint import HOOKS_OF_STEPS, Checkpoint, ShardedState, optimizer_like, step_without_hooks
+from torch_tutti.zero._checkpoint import Checkpoint, ShardedState
 from torch_tutti.zero._core import Rates
 from torch_tutti.zero._gradients import DividedGradient
+from torch_tutti.zero._pieces import Pieces, WholeParameters
 
 if TYPE_CHECKING:
     from torch_tutti.zero._model import Manager
 
 # Options that the core's update rules do not have.
 _UNSUPPORTED_OPTIONS = ("amsgrad", "maximize", "nesterov", "dampening", "capturable", "differentiable")
-# Optimizers that need whole tensors, and so cannot step pieces.
-_NEEDS_WHOLE_TENSORS = tuple(getattr(torch.optim, name) for name in ("Adafactor", "Muon", "LBFGS", "SparseAdam")
-                             if hasattr(torch.optim, name))
-
 STATE_DICT_ADVICE = ("Call it on all ranks, and write the result on rank 0; or call full_state_dict(), where only rank "
                      "0 needs memory for the whole state, on all ranks.")
 
@@ -43,6 +42,15 @@ def rule_of(optimizer_class: type[torch.optim.Optimizer], groups: list[dict[str,
         decoupled_values = {bool(group.get("decoupled_weight_decay", decoupled_by_default)) for group in groups}
         return "none" if len(decoupled_values) > 1 else "adamw" if decoupled_values.pop() else "adam"
     return "none"
+
+
+def find_what_it_looks_at(given: torch.optim.Optimizer, rule: str, placement: str) -> Finding:
+    """Returns what the given optimizer looks at. Raises NotImplementedError if it cannot step the parts that a rank has
+    with this placement."""
+    refuse_known(given, "zero")
+    if rule != "none" or placement == "whole":
+        return Finding(is_elementwise=rule != "none")
+    return examine(given, given.param_groups, "zero", "or use stage=0, which divides nothing")
 
 
 class ZeroOptimizer(torch.optim.Optimizer):
@@ -63,7 +71,17 @@ class ZeroOptimizer(torch.optim.Optimizer):
         self._gradients = manager.gradients
         self._no_sync_depth = 0         # nested blocks of no_sync
         self._is_probing = False        # the next zero_grad() belongs to the same probe as step() (_is_probe)
-        self._inner = self._optimizer_of_pieces(given) if self._rule == "none" else None
+        self._inner = None
+        if self._rule == "none":
+            finding = manager.finding
+            self._given = optimizer_like(given, self.param_groups)
+            self._settings = [settings_of(group) for group in self.param_groups]
+            self._pieces = (Pieces if finding.is_elementwise or self._core.placement == "whole" else WholeParameters)(
+                manager)
+            self._inner = self._inner_optimizer(given)
+            # the inner optimizer's options that differ
+            self._changed_options = {name: None for name in [finding.clip] if name is not None}
+            self._inner.defaults.update(self._changed_options)
         self._checkpoint = Checkpoint(self)
         if given.state:
             self._checkpoint.load_state_dict(given.state_dict())
@@ -219,40 +237,57 @@ class ZeroOptimizer(torch.optim.Optimizer):
         return Rates(float(group["lr"]), float(group["weight_decay"]), float(group.get("momentum", 0)), beta1, beta2,
                      float(group.get("eps", 0)))
 
-    # ---- any other optimizer, on flat pieces ----
-    def _optimizer_of_pieces(self, given: torch.optim.Optimizer) -> torch.optim.Optimizer:
-        """Returns an optimizer like the given one whose parameters are this rank's nonempty pieces, and records them by
-        number in self._flat. Raises NotImplementedError for an optimizer that needs whole tensors."""
-        if type(given) in _NEEDS_WHOLE_TENSORS:
-            raise NotImplementedError(f"zero: {type(given).__name__} looks at whole tensors, but a rank has only "
-                                      "parts of them")
-        number_of = self._manager.number_of
-        self._flat: dict[int, torch.nn.Parameter] = {}
-        groups = []
+    # ---- any other optimizer ----
+    def _inner_optimizer(self, given: torch.optim.Optimizer) -> torch.optim.Optimizer:
+        """Returns an optimizer like the given one whose parameters are those of self._pieces."""
+        number_of, groups = self._manager.number_of, []
         for group in self.param_groups:
-            flat_parameters = []
-            for parameter in group["params"]:
-                piece = self._core.piece(number_of[parameter]) if parameter in number_of else None
-                if piece is not None and piece.value.numel():
-                    self._flat[number_of[parameter]] = torch.nn.Parameter(piece.value)
-                    flat_parameters.append(self._flat[number_of[parameter]])
-            groups.append({**group, "params": flat_parameters or [torch.nn.Parameter(torch.empty(0))]})
+            parameters = [self._pieces.parameters[number] for parameter in group["params"]
+                          if (number := number_of.get(parameter)) in self._pieces.parameters]
+            groups.append({**group, "params": parameters or [torch.nn.Parameter(torch.empty(0))]})
         return optimizer_like(given, groups)
 
     @torch.no_grad()
     def _step_inner(self) -> None:
-        """Waits for the averaged gradients, steps the optimizer of the pieces, and distributes the updated values."""
+        """Waits for the averaged gradients, steps the inner optimizer, and distributes the updated values."""
         assert self._inner is not None
+        self._check_finding()
         self._core.settle()
+        scale = self._clip_scale()
         self._core.claim()
-        for number, flat in self._flat.items():
-            piece = self._core.piece(number)
-            gradient = piece.gradient if piece.used else None
-            flat.grad = gradient.float().mul(self._gradients.scale) if gradient is not None else None
+        self._pieces.begin_step(scale)
         for inner_group, group in zip(self._inner.param_groups, self.param_groups):
-            inner_group.update({name: value for name, value in group.items() if name != "params"})
+            parameters = inner_group["params"]
+            inner_group.clear()
+            inner_group.update({**group, **self._changed_options, "params": parameters})
         step_without_hooks(self._inner)
+        # what the optimizer keeps in its groups, such as the number of its steps
+        for inner_group, group in zip(self._inner.param_groups, self.param_groups):
+            group.update({name: value for name, value in inner_group.items()
+                          if name not in ("params", *self._changed_options)})
+        self._pieces.end_step()
         self._core.publish()
+
+    def _clip_scale(self) -> float:
+        """Returns the factor for the gradients of this step: with the clip that the optimizer has as an option, which
+        the inner one cannot do. Collective if it has one."""
+        scale, option = self._gradients.scale, self._manager.finding.clip
+        if option is None:
+            return scale
+        limit = self.param_groups[0].get(option, self.defaults.get(option))
+        return scale / max(1.0, self._core.norm() * scale / float(limit)) if limit else scale
+
+    def _check_finding(self) -> None:
+        """Raises ValueError if the options of groups have changed so that the optimizer looks at more than before."""
+        settings = [settings_of(group) for group in self.param_groups]
+        if any(group.get(name) != value for group, known in zip(settings, self._settings)
+               for name, value in known.items()):
+            self._settings = settings
+            finding = find_what_it_looks_at(self._given, "none", self._core.placement)
+            if finding != self._manager.finding:
+                raise ValueError(f"zero: the settings of the groups have changed, and with them "
+                                 f"{type(self._given).__name__} looks at other tensors than when the model was sharded "
+                                 "(at whole ones, or at several); set them before zero.shard")
 
     # ---- checkpoints ----
     @torch.no_grad()

@@ -60,8 +60,9 @@ def shard(model: nn.Module, optimizer: torch.optim.Optimizer, *, stage: int = 3,
     assignment to `.data`) or changed in place, except by rank 0 in a `with optimizer.edit():` block; the next step
     raises an error. After backward() `grad` has no memory: it can be clipped, scaled and asked for its norm, by all
     ranks together. Buffers start as rank 0's, and are each rank's own afterwards. With bfloat16 the optimizer keeps
-    float32 values of its part. AdamW, Adam and SGD run in C, bit-identical to torch's fused optimizers; any other
-    optimizer that treats all elements equally runs on flat parts.
+    float32 values of its part. AdamW, Adam and SGD run in C, bit-identical to torch's fused optimizers. Any other
+    optimizer is tried on small tensors: if it treats all elements alike it runs on flat parts, otherwise on whole
+    parameters, each on one rank. NotImplementedError, unless stage is 0, if it looks at several parameters together.
     """
     if isinstance(model, DistributedDataParallel):
         raise ValueError("zero.shard: the model is a DistributedDataParallel, which sums gradients itself; pass its "

@@ -1,0 +1,130 @@
+"""The tensors that an optimizer without an update rule in the core steps: flat pieces of parameters, or whole
+parameters, of which each has one rank as its owner."""
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+
+if TYPE_CHECKING:
+    from torch_tutti.zero._model import Manager
+
+
+class Pieces:
+    """This rank's pieces in the core's memory. In stage 0 they are whole parameters, in their shapes; otherwise they
+    are flat. parameters: {number: piece}, without empty ones. is_whole: states have the shapes that the optimizer gives
+    them, and are whole on each rank that has them."""
+
+    def __init__(self, manager: Manager) -> None:
+        self.core, self.managed = manager.core, manager.managed
+        self.is_whole = self.core.placement == "whole"
+        self.parameters: dict[int, torch.nn.Parameter] = {}
+        for number, (_, parameter, _) in enumerate(self.managed):
+            value = self.core.piece(number).value
+            if value.numel():
+                self.parameters[number] = torch.nn.Parameter(value.view(parameter.shape) if self.is_whole else value)
+
+    def begin_step(self, scale: float) -> None:
+        """Sets the gradients of the pieces to the averages times `scale`, float32; None without a gradient on any
+        rank."""
+        for number, parameter in self.parameters.items():
+            piece = self.core.piece(number)
+            gradient = piece.gradient if piece.used else None
+            parameter.grad = gradient.float().mul(scale).view(parameter.shape) if gradient is not None else None
+
+    def end_step(self) -> None:
+        """Writes what the optimizer has computed into the core's pieces. Frees the gradients."""
+        for parameter in self.parameters.values():
+            parameter.grad = None
+
+
+class WholeParameters(Pieces):
+    """Whole float32 parameters, each on its owner, for an optimizer that looks at whole tensors. In a step the ranks
+    send their pieces of gradients to the owners, and get new values. They send values too, unless each rank can read
+    all parameters in float32. Between steps the parameters have no memory. owner: the rank in the group that has the
+    parameter of a number."""
+
+    def __init__(self, manager: Manager) -> None:
+        self.core, self.managed, self.group = manager.core, manager.managed, manager.group
+        self.is_whole = True
+        self.rank, self.ranks = dist.get_rank(self.group), dist.get_world_size(self.group)
+        self.owner = balance([parameter.numel() for _, parameter, _ in self.managed], self.ranks)
+        # for each number, how many elements each rank has in its piece
+        self.counts = [self.core.counts(number, self.ranks) for number in range(len(self.managed))]
+        # the numbers of each unit, in the order of owners
+        self.units = [sorted((number for number, entry in enumerate(self.managed) if entry.unit == unit),
+                             key=lambda number: self.owner[number]) for unit in range(len(manager.modules))]
+        self.parameters = {number: torch.nn.Parameter(torch.empty(parameter.shape, device="cpu"))
+                           for number, (_, parameter, _) in enumerate(self.managed) if self.owner[number] == self.rank}
+        self._free()
+
+    def _free(self) -> None:
+        """Frees the memory of the parameters, which keep their shapes, and of their gradients."""
+        for parameter in self.parameters.values():
+            parameter.grad = None
+            parameter.untyped_storage().resize_(0)
+
+    def begin_step(self, scale: float) -> None:
+        """Collects values and gradients on their owners. Collective."""
+        for parameter in self.parameters.values():
+            parameter.untyped_storage().resize_(parameter.numel() * parameter.itemsize)
+        for numbers in self.units:
+            pieces = {number: self.core.piece(number) for number in numbers}
+            for number, value in self._values(numbers, [pieces[number].value for number in numbers]).items():
+                self.parameters[number].copy_(value.view_as(self.parameters[number]))
+            # a gradient is missing on all ranks, or on none; empty pieces have none
+            used = [number for number in numbers if pieces[number].used]
+            gradients = [torch.empty(0, dtype=self.managed[number].parameter.dtype) if gradient is None else gradient
+                         for number in used for gradient in [pieces[number].gradient]]
+            for number, value in self._collect(used, gradients).items() if used else ():
+                self.parameters[number].grad = value.float().mul_(scale).view_as(self.parameters[number])
+
+    def end_step(self) -> None:
+        """Returns the new values to the ranks that have the pieces. Collective."""
+        for numbers in self.units:
+            for number, values in zip(numbers, self._distribute(numbers)):
+                self.core.piece(number).value.copy_(values)
+        self._free()
+
+    def _values(self, numbers: list[int], pieces: list[torch.Tensor]) -> dict[int, torch.Tensor]:
+        """Returns what _collect() does, for values. Collective."""
+        entry = self.managed[numbers[0]]
+        if self.core.placement == "sharded" or entry.parameter.dtype != torch.float32:
+            return self._collect(numbers, pieces)
+        self.core.use(entry.unit)
+        return {number: self.core.parameter(number) for number in numbers if number in self.parameters}
+
+    def _collect(self, numbers: list[int], pieces: list[torch.Tensor]) -> dict[int, torch.Tensor]:
+        """Returns the whole flat tensors of those parameters that this rank owns. numbers: in the order of owners.
+        pieces: this rank's, of one dtype. Collective."""
+        own = [number for number in numbers if number in self.parameters]
+        counts_in = [sum(self.counts[number][rank] for number in own) for rank in range(self.ranks)]
+        counts_out = [sum(piece.numel() for number, piece in zip(numbers, pieces) if self.owner[number] == rank)
+                      for rank in range(self.ranks)]
+        received = torch.empty(sum(counts_in), dtype=pieces[0].dtype)
+        dist.all_to_all_single(received, torch.cat(pieces), counts_in, counts_out, self.group)
+        # slices lie in the order of ranks, so the pieces of a parameter do
+        parts = received.split([self.counts[number][rank] for rank in range(self.ranks) for number in own])
+        return {number: torch.cat(parts[index::len(own)]) for index, number in enumerate(own)}
+
+    def _distribute(self, numbers: list[int]) -> list[torch.Tensor]:
+        """Returns this rank's flat pieces of the owners' values. numbers: in the order of owners. Collective."""
+        own = [number for number in numbers if number in self.parameters]
+        parts = [self.parameters[number].detach().reshape(-1).split(self.counts[number]) for number in own]
+        counts_in = [sum(self.counts[number][self.rank] for number in numbers if self.owner[number] == rank)
+                     for rank in range(self.ranks)]
+        counts_out = [sum(self.counts[number][rank] for number in own) for rank in range(self.ranks)]
+        received = torch.empty(sum(counts_in))
+        sent = torch.cat([torch.empty(0), *(part[rank] for rank in range(self.ranks) for part in parts)])
+        dist.all_to_all_single(received, sent, counts_in, counts_out, self.group)
+        return list(received.split([self.counts[number][self.rank] for number in numbers]))
+
+
+def balance(sizes: list[int], ranks: int) -> list[int]:
+    """Returns a rank for each of the sizes, so that the sums of all ranks are about equal."""
+    totals, found = [0] * ranks, [0] * len(sizes)
+    for index in sorted(range(len(sizes)), key=lambda index: -sizes[index]):
+        found[index] = totals.index(min(totals))
+        totals[found[index]] += sizes[index]
+    return found
