@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from torch_tutti._extension import backend_of
+from torch_tutti._optimizer_trial import examine
 from torch_tutti.ps._link import Link
 from torch_tutti.ps._server import Server, Shard
 from torch_tutti.ps._slices import Slice, cut, spread
@@ -22,25 +23,30 @@ Named = list[tuple[str, Tensor]]
 
 
 def join(model: nn.Module, optimizer: Callable[[Named], torch.optim.Optimizer], *, servers: int = 1, mode: str = "sync",
-         staleness: int | None = None, slice_bytes: int = 1 << 20) -> Server | Worker:
+         staleness: int | None = None, slice_bytes: int = 1 << 20,
+         whole_parameters: bool = False) -> Server | Worker:
     """Makes this rank a Server (ranks 0 to servers - 1) or a Worker (the others). The model gets the parameters and
     buffers of rank 0. Collective over the default group, with the same arguments on all ranks.
 
     optimizer: a function that returns a torch.optim optimizer for one slice. Servers call it once for each slice, with
     (name, flat piece of a parameter) pairs. The optimizer must treat all elements equally (SGD, Adam, AdamW, RMSprop,
-    …), because it sees pieces. mode: "sync": a step uses the average of all workers' gradients; "async": each gradient
-    is a step of its own when it arrives; "bounded": like async, but a worker gets no parameters while it is more than
-    `staleness` pushes ahead of the slowest (stale synchronous parallel, Ho et al. 2013). slice_bytes: bytes of a slice,
-    the unit that travels and that is assigned to a server.
+    …), because it sees pieces. whole_parameters: no parameter is cut, and the pairs have whole parameters in their
+    shapes, for optimizers that look at whole tensors (LARS, Muon, Adafactor, …). mode: "sync": a step uses the average
+    of all workers' gradients; "async": each gradient is a step of its own when it arrives; "bounded": like async, but a
+    worker gets no parameters while it is more than `staleness` pushes ahead of the slowest (stale synchronous parallel,
+    Ho et al. 2013). slice_bytes: bytes of a slice, the unit that travels and that is assigned to a server.
 
-    Raises ValueError on all ranks for invalid arguments, and for arguments or models that differ between ranks."""
+    Raises ValueError on all ranks for invalid arguments, for arguments or models that differ between ranks, and for an
+    optimizer that looks at more than it gets."""
     if not dist.is_initialized():
         raise ValueError("ps: call init_process_group first")
-    settings = {"servers": servers, "mode": mode, "staleness": staleness, "slice_bytes": slice_bytes}
+    settings = {"servers": servers, "mode": mode, "staleness": staleness, "slice_bytes": slice_bytes,
+                "whole_parameters": whole_parameters}
     slices = _run_on_all_ranks(lambda: _divide_model(model, **settings), _descriptions(model, settings))
     _broadcast_first_values(model)
     max_lag = {"sync": 0, "async": None, "bounded": staleness}[mode]
-    shards = _run_on_all_ranks(lambda: _create_shards(model, optimizer, slices, servers, mode == "sync", max_lag))
+    shards = _run_on_all_ranks(lambda: _create_shards(model, optimizer, slices, servers, mode == "sync", max_lag,
+                                                      whole_parameters))
     links = _create_links(servers)
     dist.barrier()                      # if a rank dies before this, all ranks raise an error
     return Server(model, shards, links) if dist.get_rank() < servers else Worker(model, slices, links, max_lag)
@@ -65,7 +71,8 @@ def _descriptions(model: nn.Module, settings: dict[str, Any]) -> list[str]:
     return [*(f"{name}={value!r}" for name, value in settings.items()), *tensors]
 
 
-def _divide_model(model: nn.Module, servers: int, mode: str, staleness: int | None, slice_bytes: int) -> list[Slice]:
+def _divide_model(model: nn.Module, servers: int, mode: str, staleness: int | None, slice_bytes: int,
+                  whole_parameters: bool) -> list[Slice]:
     """Checks the arguments of join(), and divides the model's parameters into slices, each with its server."""
     size = dist.get_world_size()
     if not isinstance(servers, int) or not 0 < servers < size:
@@ -85,7 +92,7 @@ def _divide_model(model: nn.Module, servers: int, mode: str, staleness: int | No
             raise ValueError(f"ps: {name} is {parameter.dtype} on {parameter.device}, "
                              f"{'' if parameter.is_contiguous() else 'not '}contiguous; trained parameters must be "
                              "contiguous floating-point tensors on the CPU")
-    slices = cut([parameter for _, parameter in parameters], slice_bytes)
+    slices = cut([parameter for _, parameter in parameters], slice_bytes, whole_parameters)
     if not slices:
         raise ValueError("ps: the model has no parameters to train")
     if len(slices) < servers:
@@ -96,11 +103,31 @@ def _divide_model(model: nn.Module, servers: int, mode: str, staleness: int | No
 
 
 def _create_shards(model: nn.Module, optimizer: Any, slices: list[Slice], servers: int, averages: bool,
-                   max_lag: int | None) -> list[Shard]:
-    """Returns a Shard for each slice of this rank; none on a worker. averages, max_lag: as in Shard."""
+                   max_lag: int | None, whole_parameters: bool) -> list[Shard]:
+    """Returns a Shard for each slice of this rank; none on a worker. averages, max_lag, whole_parameters: as in
+    Shard."""
     parameters, own_rank, workers = _trained(model), dist.get_rank(), range(servers, dist.get_world_size())
-    return [Shard(slice_, parameters, optimizer, workers, averages, max_lag)
-            for slice_ in slices if slice_.server == own_rank]
+    shards = [Shard(slice_, parameters, optimizer, workers, averages, max_lag, whole_parameters)
+              for slice_ in slices if slice_.server == own_rank]
+    for kind in {type(shard.optimizer) for shard in shards}:
+        _check_optimizer([shard for shard in shards if type(shard.optimizer) is kind], whole_parameters)
+    return shards
+
+
+def _check_optimizer(shards: list[Shard], whole_parameters: bool) -> None:
+    """Raises NotImplementedError if the optimizers of these shards, which are of one class, look at more than the
+    elements or the parameters that each of them has."""
+    first = shards[0].optimizer
+    shapes = {identity: shape for shard in shards for identity, shape in shard.shapes.items()}
+    groups = [group for shard in shards for group in shard.optimizer.param_groups]
+    finding = examine(first, groups, "ps", "use an optimizer without this",
+                      lambda piece: shapes.get(id(piece), piece.shape))
+    if finding.clip is not None:
+        raise NotImplementedError(f"ps: {type(first).__name__} clips the norm of all gradients by its option "
+                                  f"{finding.clip}, but has those of one slice; set {finding.clip}=None")
+    if not finding.is_elementwise and not whole_parameters:
+        raise NotImplementedError(f"ps: {type(first).__name__} looks at whole tensors, but a slice has pieces of them; "
+                                  "use join(…, whole_parameters=True)")
 
 
 # ---- among all ranks ----

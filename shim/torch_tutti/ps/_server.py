@@ -38,18 +38,24 @@ class Shard:
     values; None: any number."""
 
     def __init__(self, slice_: Slice, parameters: Sequence[tuple[str, Tensor]], optimizer: Any, workers: Iterable[int],
-                 averages: bool, max_lag: int | None) -> None:
+                 averages: bool, max_lag: int | None, whole_parameters: bool) -> None:
         """Copies the parameters' values into the slice, and makes an optimizer for its pieces. workers: the ranks of
-        all workers."""
+        all workers. whole_parameters: a piece is a whole parameter, in its shape."""
         self.slice_, self._averages, self._max_lag = slice_, averages, max_lag
         self.value = torch.empty(slice_.count, dtype=slice_.dtype)
         pack(slice_, lambda number: parameters[number][1].detach().view(-1), self.value)
         self._pieces = [self.value[piece.range] for piece in slice_.pieces]
+        if whole_parameters:
+            self._pieces = [values.view(parameters[piece.parameter][1].shape)
+                            for piece, values in zip(slice_.pieces, self._pieces)]
         named_pieces = [(parameters[piece.parameter][0], values) for piece, values in zip(slice_.pieces, self._pieces)]
-        self._optimizer = optimizer(named_pieces)
-        if not isinstance(self._optimizer, torch.optim.Optimizer):
-            raise ValueError(f"ps: optimizer returned {type(self._optimizer).__name__}; it must return one of "
+        self.optimizer = optimizer(named_pieces)
+        if not isinstance(self.optimizer, torch.optim.Optimizer):
+            raise ValueError(f"ps: optimizer returned {type(self.optimizer).__name__}; it must return one of "
                              "torch.optim")
+        # {identity of a piece: the shape of its parameter}
+        self.shapes = {id(values): parameters[piece.parameter][1].shape
+                       for piece, values in zip(slice_.pieces, self._pieces)}
         self.pushes = dict.fromkeys(workers, 0)
         self._present = set(self.pushes)                # workers that have not left
         # {worker: (its gradient for the next step, mask)}
@@ -115,8 +121,8 @@ class Shard:
             total /= len(self._gradients)
         self._gradients.clear()
         for bit, (piece, values) in enumerate(zip(self.slice_.pieces, self._pieces)):
-            values.grad = total[piece.range] if mask >> bit & 1 else None
-        self._optimizer.step()
+            values.grad = total[piece.range].view_as(values) if mask >> bit & 1 else None
+        self.optimizer.step()
         self.updates += 1
 
 

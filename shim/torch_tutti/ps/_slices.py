@@ -44,19 +44,20 @@ class Slice:
         return self.count * self.dtype.itemsize
 
 
-def cut(parameters: Sequence[Tensor], slice_bytes: int) -> list[Slice]:
+def cut(parameters: Sequence[Tensor], slice_bytes: int, whole_parameters: bool = False) -> list[Slice]:
     """Returns the slices of all parameters, in order. Each has slice_bytes, rounded down to whole elements. A slice is
-    shorter where the dtype changes, at the end, and if it has MOST_PIECES pieces."""
+    shorter where the dtype changes, at the end, and if it has MOST_PIECES pieces. whole_parameters: cuts no parameter,
+    so slices have fewer bytes, or one parameter of more bytes."""
     slices: list[Slice] = []
     for number, parameter in enumerate(parameters):
         begin, limit = 0, max(1, slice_bytes // parameter.dtype.itemsize)
         while begin < parameter.numel():
             current = slices[-1] if slices else None
-            if (current is None or current.dtype != parameter.dtype or current.count == limit
-                    or len(current.pieces) == MOST_PIECES):
+            is_full = current is not None and current.count + (parameter.numel() if whole_parameters else 1) > limit
+            if current is None or current.dtype != parameter.dtype or is_full or len(current.pieces) == MOST_PIECES:
                 current = Slice(len(slices), parameter.dtype)
                 slices.append(current)
-            end = min(parameter.numel(), begin + limit - current.count)
+            end = parameter.numel() if whole_parameters else min(parameter.numel(), begin + limit - current.count)
             current.pieces.append(Piece(number, begin, end, current.count))
             current.count += end - begin
             begin = end
