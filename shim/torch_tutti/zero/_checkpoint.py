@@ -245,8 +245,9 @@ class Checkpoint:
         states, state = self._states(gather, self.was_probed), {}
         for index, parameter in enumerate(p for group in self.optimizer.param_groups for p in group["params"]):
             number = self.manager.number_of.get(parameter)
-            if number in states:
-                state[index] = states[number]
+            found_state = states.get(number) if number is not None else self.optimizer._local.state(parameter) or None
+            if found_state is not None:
+                state[index] = found_state
         found = {"state": state, "param_groups": self._groups(lambda _, index: index, self.was_probed)}
         if self.core.has_feedback:
             found["lost"] = {}
@@ -275,6 +276,8 @@ class Checkpoint:
                 if float32_values is not None and parameter.dtype != torch.float32:     # else the model's state has it
                     self.core.piece(number).value.copy_(float32_values)
                 self._load_local_state(number, values)
+            else:
+                self.optimizer._local.load(parameter, state_dict["state"].get(key, {}))
 
     def _load_groups(self, loaded_groups: list[dict[str, Any]]) -> None:
         """Copies the options of loaded groups, but not their parameters, into the optimizer's groups."""

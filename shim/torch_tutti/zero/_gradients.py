@@ -51,6 +51,7 @@ class DividedGradient(torch.Tensor):
             return None
         if name in _IN_PLACE and not any(isinstance(value, cls) or torch.is_tensor(value) and value.numel() > 1
                                          for value in (*numbers, *keywords.values())):
+            first._alive(func).check_numbers(name, [*numbers, *keywords.values()])
             first._alive(func).change(first.number, lambda piece: getattr(piece, name)(*numbers, **keywords))
             return first
         raise RuntimeError(_REFUSAL.format(func))
@@ -80,7 +81,7 @@ class Gradients:
     """The averaged gradients of a manager's parameters. scale: a factor that the step still multiplies them by."""
 
     def __init__(self, manager: Manager) -> None:
-        self.core, self.group = manager.core, manager.group
+        self.core, self.group, self.has_ignored = manager.core, manager.group, bool(manager.ignored)
         self.parameters = [entry.parameter for entry in manager.managed]
         self.shown = [DividedGradient(parameter.shape, parameter.dtype, weakref.ref(self), number)
                       for number, parameter in enumerate(self.parameters)]
@@ -123,6 +124,19 @@ class Gradients:
             self.core.settle()
             pieces = [self.core.piece(number) for number in range(len(self.parameters))]
             self.pieces = [piece.gradient if piece.used else None for piece in pieces]
+
+    def check_numbers(self, name: str, numbers: list[Any]) -> None:
+        """Raises RuntimeError on all ranks if they change a gradient by different numbers. Does nothing if all
+        parameters are replicas. Collective."""
+        if not self.has_ignored:
+            return
+        of_ranks: list[Any] = [None] * dist.get_world_size(self.group)
+        dist.all_gather_object(of_ranks, [each.item() if torch.is_tensor(each) else each for each in numbers],
+                               self.group)
+        if any(repr(other) != repr(of_ranks[0]) for other in of_ranks):
+            raise RuntimeError(f"zero: the ranks change an averaged gradient by different numbers, {name} by "
+                               f"{of_ranks}; gradients of ignored parameters differ between ranks, so pass only the "
+                               "others to torch's functions that clip gradients")
 
     @torch.no_grad()
     def change(self, number: int, operation: Any) -> None:

@@ -41,6 +41,7 @@ class Settings(NamedTuple):
     init: Callable[[nn.Module], None] | None
     dtype: torch.dtype | None           # for all parameters; None: each unit keeps its own
     compression: str | Compression | None
+    ignored: set[torch.Tensor]          # parameters and buffers that each rank keeps for itself
 
 
 def _zero_grad(module: nn.Module, set_to_none: bool = True) -> None:
@@ -63,11 +64,11 @@ class Manager:
         """Creates the core and moves the parameters into it. modules: those that are units, without the model.
         Collective."""
         self.model, self.group, self.ahead = model, group, settings.ahead
-        self.dtype = settings.dtype
+        self.dtype, self.ignored = settings.dtype, settings.ignored
         self.steps = 0                  # steps taken
         group_of = {p: number for number, options in enumerate(optimizer.param_groups) for p in options["params"]}
         # self.modules: the module of each unit; the gradients of the first one are complete last
-        self.managed, self.modules = collect_managed([model, *modules], group_of)
+        self.managed, self.modules = collect_managed([model, *modules], group_of, self.ignored)
         for entry in self.managed:
             if entry.parameter in _managers:
                 raise ValueError(f"zero.shard: parameter {entry.name} is already sharded; a model can be sharded once")
@@ -139,8 +140,8 @@ class Manager:
             dist.broadcast(whole, group=self.group, group_src=0)
             piece = self.core.piece(number)
             piece.value.copy_(whole.reshape(-1)[piece.at: piece.at + piece.value.numel()])
-        trained = {entry.parameter for entry in self.managed}
-        for tensor in [*model.buffers(), *(p for p in model.parameters() if p not in trained)]:
+        kept = {entry.parameter for entry in self.managed} | self.ignored
+        for tensor in (each for each in (*model.buffers(), *model.parameters()) if each not in kept):
             whole = tensor.contiguous()
             dist.broadcast(whole, group=self.group, group_src=0)
             if whole is not tensor:
@@ -289,7 +290,7 @@ class Manager:
                 raise RuntimeError(f"zero: parameter {name} has a gradient in .grad that does not come from a "
                                    "backward pass; the optimizer takes only gradients of backward()")
         for name, parameter in current.items():
-            if parameter.requires_grad and parameter not in self.number_of:
+            if parameter.requires_grad and parameter not in self.number_of and parameter not in self.ignored:
                 raise RuntimeError(f"zero: parameter {name} was not trained when the model was sharded; set "
                                    "requires_grad before zero.shard")
 
@@ -317,12 +318,13 @@ class Manager:
         self.record_state()
 
     def entries(self) -> dict[str, tuple[int | None, Any]]:
-        """Returns the entries of the model's state_dict, {name: (number of the trained parameter or None, value)}. The
-        value of a sharded parameter is invalid while its unit is not gathered."""
+        """Returns the entries of the model's state_dict, {name: (number of the trained parameter or None, value)},
+        without ignored tensors. The value of a sharded parameter is invalid while its unit is not gathered."""
         number_at = {address: number for number, (address, _) in enumerate(self.recorded)}
         number_of = {entry.name: number for number, entry in enumerate(self.managed)}
         with self.uses.without_gathering() if self.uses else contextlib.nullcontext():
-            state = self.model.state_dict(keep_vars=True)
+            state = {name: value for name, value in self.model.state_dict(keep_vars=True).items()
+                     if not torch.is_tensor(value) or value not in self.ignored}
         found = {name: (number_at.get(value.data_ptr(), number_of.get(name)), value.detach())
                  if torch.is_tensor(value) else (None, value) for name, value in state.items()}
         for missing in set(range(len(self.managed))) - {number for number, _ in found.values()}:

@@ -19,6 +19,7 @@ from torch_tutti.zero._arrival import ARRIVAL_TIMEOUT
 from torch_tutti.zero._checkpoint import Checkpoint, ShardedState
 from torch_tutti.zero._core import Rates
 from torch_tutti.zero._gradients import DividedGradient
+from torch_tutti.zero._local import LocalParameters
 from torch_tutti.zero._pieces import Pieces, WholeParameters
 
 if TYPE_CHECKING:
@@ -82,6 +83,7 @@ class ZeroOptimizer(torch.optim.Optimizer):
             # the inner optimizer's options that differ
             self._changed_options = {name: None for name in [finding.clip] if name is not None}
             self._inner.defaults.update(self._changed_options)
+        self._local = LocalParameters(given, manager.ignored)
         self._checkpoint = Checkpoint(self)
         if given.state:
             self._checkpoint.load_state_dict(given.state_dict())
@@ -109,6 +111,7 @@ class ZeroOptimizer(torch.optim.Optimizer):
             self._core.step([self._rates(group) for group in self.param_groups], self._gradients.scale)
         else:
             self._step_inner()
+        self._local.step(self.param_groups)
         self._manager.finish_step()
         return result
 
@@ -132,6 +135,7 @@ class ZeroOptimizer(torch.optim.Optimizer):
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Drops gradients that no step has used. Collective if any rank has one."""
         self._gradients.hide()
+        self._local.zero_grad()
         was_probing, self._is_probing = self._is_probing, False
         if was_probing:
             return

@@ -15,11 +15,11 @@ class Managed(NamedTuple):
     unit: int
 
 
-def collect_managed(modules: list[nn.Module],
-                    group_of: dict[nn.Parameter, int]) -> tuple[list[Managed], list[nn.Module]]:
+def collect_managed(modules: list[nn.Module], group_of: dict[nn.Parameter, int],
+                    ignored: set[torch.Tensor]) -> tuple[list[Managed], list[nn.Module]]:
     """Checks the trained parameters of a model. Returns them in the order of their units, and the modules of the units.
     modules: the model, and the modules that may be units; those without parameters of their own are no units. group_of:
-    {parameter: its group in the optimizer}."""
+    {parameter: its group in the optimizer}. ignored: parameters to leave out."""
     unit_of = _innermost_units(modules)
     for name, module in modules[0].named_modules():
         if getattr(module, "max_norm", None) is not None and isinstance(module, (nn.Embedding, nn.EmbeddingBag)):
@@ -27,12 +27,12 @@ def collect_managed(modules: list[nn.Module],
                              "forward(), differently on each rank")
     found = []
     for name, parameter in modules[0].named_parameters():
-        if parameter.requires_grad:
+        if parameter.requires_grad and parameter not in ignored:
             _check_parameter(name, parameter, group_of)
             found.append(Managed(name, parameter, unit_of.get(parameter, 0)))
     if not found:
         raise ValueError("zero.shard: the model has no parameter with requires_grad")
-    others = set(group_of) - {entry.parameter for entry in found}
+    others = set(group_of) - {entry.parameter for entry in found} - ignored
     if any(p.requires_grad for p in others):
         raise ValueError("zero.shard: the optimizer has parameters that are not in the model")
     kept_units = sorted({entry.unit for entry in found})

@@ -10,6 +10,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.parallel import DistributedDataParallel
 
 from torch_tutti.compression import Compression
+from torch_tutti.zero._ignored import check_replicas, find_ignored
 from torch_tutti.zero._mesh import group_of_ranks
 from torch_tutti.zero._model import Manager, Settings
 from torch_tutti.zero._modules import find_units
@@ -25,7 +26,8 @@ def shard(model: nn.Module, optimizer: torch.optim.Optimizer, *, stage: int = 3,
           units: Iterable[nn.Module] | None = None, group: dist.ProcessGroup | DeviceMesh | None = None,
           buffers: int = 2, ahead: bool = False, prefetch: int = 1, reshard: bool = True,
           precision: str | None = None, compression: str | Compression | None = None,
-          init: Callable[[nn.Module], None] | None = None) -> tuple[nn.Module, ZeroOptimizer]:
+          init: Callable[[nn.Module], None] | None = None,
+          ignored: Iterable[nn.Module | nn.Parameter] = ()) -> tuple[nn.Module, ZeroOptimizer]:
     """Lets the ranks of a group train the model together. Returns the model, and the optimizer that replaces the given
     one. Collective: all ranks start with rank 0's parameters and buffers.
 
@@ -56,6 +58,10 @@ def shard(model: nn.Module, optimizer: torch.optim.Optimizer, *, stage: int = 3,
     model in its own memory. init: called on rank 0 with each module that has parameters or buffers of its own on the
     meta device; it must set their first values. Default: the module's reset_parameters().
 
+    ignored: modules and parameters that are no replicas, such as the parts of tensor parallel layers and a rank's own
+    experts. Each rank keeps its own values and ordinary gradients, which are not averaged. Those that `optimizer` has,
+    step() updates on this rank alone, and then sets their `grad` to None.
+
     The parameters of a unit have one dtype, float32 or bfloat16. They are in CPU memory and may not be moved (`.to`, an
     assignment to `.data`) or changed in place, except by rank 0 in a `with optimizer.edit():` block; the next step
     raises an error. After backward() `grad` has no memory: it can be clipped, scaled and asked for its norm, by all
@@ -77,8 +83,10 @@ def shard(model: nn.Module, optimizer: torch.optim.Optimizer, *, stage: int = 3,
     if precision not in _PRECISIONS:
         raise ValueError(f"zero.shard: precision={precision!r}; it must be 'bf16' or None")
     settings = Settings(placement, stage == 3 and hosts is None, UNLIMITED_BUFFERS if stage == 1 else buffers, ahead,
-                        prefetch, reshard, init, _PRECISIONS[precision], compression)
-    manager = Manager(model, optimizer, find_units(model, units), group_of_ranks("zero.shard", group), settings)
+                        prefetch, reshard, init, _PRECISIONS[precision], compression, find_ignored(model, ignored))
+    ranks = group_of_ranks("zero.shard", group)
+    check_replicas(model, ranks, settings.ignored)
+    manager = Manager(model, optimizer, find_units(model, units), ranks, settings)
     return model, manager.optimizer
 
 

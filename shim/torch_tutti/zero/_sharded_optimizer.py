@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch_tutti._calls import group_of
 from torch_tutti.zero._arrival import ARRIVAL_TIMEOUT, Arrivals
 from torch_tutti.zero._averages import average_gradients, broadcast_values, check_same_tensors
-from torch_tutti.zero._checkpoint import step_without_hooks
+from torch_tutti._optimizer_trial import step_without_hooks
 
 
 def sharded(params: Iterable[Any], optimizer_class: type[torch.optim.Optimizer], *, average: bool = False,

@@ -1,0 +1,120 @@
+"""Tests of zero.shard with parameters that are no replicas: `ignored=` leaves them alone, and without it a model with
+parts of layers or experts is refused. DistributedDataParallel, told to ignore the same parameters, is the judge."""
+import pytest
+import torch
+import torch.distributed as dist
+import torch.nn as nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
+from torch.nn.parallel import DistributedDataParallel
+from training import same_on_all_ranks
+from zero_training import Network, agree, go_back, refused, values
+
+from torch_tutti import experts, parallel, zero
+
+STEPS = 4
+
+
+class WithOwnExpert(nn.Module):
+    """A network, and a layer with values and a buffer that differ between ranks."""
+
+    def __init__(self, rank):
+        super().__init__()
+        self.network = Network(16)
+        torch.manual_seed(100 + rank)
+        self.own = nn.Sequential(nn.Linear(48, 48), nn.BatchNorm1d(48))
+
+    def forward(self, ids):
+        x = self.network(ids)
+        return x + self.own(x.flatten(0, 1)).view(x.shape)
+
+
+def options(model):
+    return [{"params": model.network.parameters()}, {"params": model.own.parameters(), "lr": 0.02}]
+
+
+def begin(world, stage):
+    judge, model = WithOwnExpert(world.rank), WithOwnExpert(world.rank)
+    names = [f"own.{name}" for name in judge.own.state_dict()]
+    DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(judge, names)
+    theirs = torch.optim.AdamW(options(judge), lr=0.01, fused=True)
+    given = torch.optim.AdamW(options(model), lr=0.01, fused=True)
+    return DistributedDataParallel(judge), theirs, *zero.shard(model, given, stage=stage, ignored=[model.own])
+
+
+def run_own_expert(world, stage):
+    judge, theirs, model, mine = begin(world, stage)
+    for step in range(STEPS):
+        if step == 2:                   # goes on from a state, which has this rank's values of its own layer
+            state = mine.state_dict()
+            _, _, other, mine = begin(world, stage)
+            other.load_state_dict(model.state_dict())
+            mine.load_state_dict(state)
+            model = other
+        for trained, optimizer in ((judge, theirs), (model, mine)):
+            optimizer.zero_grad()
+            go_back(trained, optimizer, step, world.rank)
+            optimizer.step()
+        agree(world, values(model.network), values(judge.module.network))
+        for name, value in judge.module.own.state_dict().items():
+            assert torch.equal(model.own.state_dict()[name], value), name
+    of_ranks = [torch.empty(48, 48) for _ in range(world.size)]
+    dist.all_gather(of_ranks, model.own[0].weight.detach())
+    assert not torch.equal(*of_ranks)
+    assert model.own[0].weight.grad is None
+    with pytest.raises(KeyError):
+        mine.sharded_state().state_dict()["model"]["own.0.weight"]
+
+
+@pytest.mark.parametrize("stage", [0, 3])
+def test_ignored_parameters_are_each_ranks_own(shared, stage):
+    shared(2).run(run_own_expert, stage)
+
+
+def run_clipped(world):
+    """A norm with ignored gradients differs between ranks, which would then scale the averaged ones differently."""
+    _, _, model, mine = begin(world, 2)
+    go_back(model, mine, 0, world.rank)
+    refused(RuntimeError, "ranks change an averaged gradient by different numbers, mul_",
+            lambda: nn.utils.clip_grad_norm_(model.parameters(), 0.01))
+    nn.utils.clip_grad_norm_(model.network.parameters(), 0.01)
+    mine.step()
+    same_on_all_ranks(world, values(model.network))
+
+
+def test_clipping_with_ignored_parameters(shared):
+    shared(2).run(run_clipped)
+
+
+def shard(model, **options):
+    return zero.shard(model, torch.optim.AdamW(model.parameters()), **options)
+
+
+def run_refusals(world):
+    pair, alone = dist.new_group([0, 1]), [dist.new_group([rank]) for rank in range(2)][world.rank]
+    model = nn.Sequential(parallel.ColumnLinear(8, 8, group=pair), nn.Linear(8, 8))
+    refused(ValueError, r"parameter 0.weight is divided among ranks \[0, 1\].*name the parameter or its module in "
+            "ignored=", lambda: shard(model))
+    before = model[0].weight.detach().clone()
+    shard(model, ignored=[model[0]])
+    assert torch.equal(model[0].weight, before)
+    shard(nn.Sequential(parallel.ColumnLinear(8, 8, group=alone)))
+    mesh = init_device_mesh("cpu", (2,))
+    model = nn.Linear(8, 8)
+    model.weight = nn.Parameter(distribute_tensor(model.weight.detach(), mesh, [Shard(0)]))
+    refused(ValueError, r"parameter weight is divided among ranks \[0, 1\].*ignored=", lambda: shard(model))
+    shard(model, ignored=[model.weight])
+    model = nn.Linear(8, 8)
+    model.dispatcher = experts.Dispatcher(4, group=pair)
+    refused(ValueError, r"the model has a Dispatcher for experts that are divided among ranks \[0, 1\].*ignored=",
+            lambda: shard(model))
+    refused(ValueError, "ignored= has a Linear that is not part of the model",
+            lambda: shard(model, ignored=[nn.Linear(8, 8)]))
+    refused(TypeError, "ignored= has a str", lambda: shard(model, ignored=["weight"]))
+    with torch.device("meta"):
+        model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
+    refused(ValueError, "0.weight is ignored and on the meta device", lambda: shard(model, ignored=[model[0]]))
+
+
+def test_parts_that_are_not_ignored(shared):
+    shared(2).run(run_refusals)
