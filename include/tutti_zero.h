@@ -109,7 +109,8 @@ typedef struct tutti_zero_config {
     tutti_comm *comm;
     int parameters, units, groups;
     const tutti_zero_parameter *parameter;              /* [parameters], copied */
-    /* The type is FLOAT32, or BFLOAT16 with updates in float32. */
+    /* FLOAT32; BFLOAT16 or FLOAT16 with updates in float32; or FLOAT64 with rule NONE. Compression is for FLOAT32 and
+       BFLOAT16. */
     const tutti_dtype *dtype;                           /* [units], copied */
     tutti_zero_placement placement;
     tutti_zero_rule rule;
@@ -186,8 +187,10 @@ TUTTI_API tutti_status tutti_zero_drop(tutti_zero *zero);
 typedef struct tutti_zero_piece {
     /* The piece has these elements of the parameter. count 0 means an empty piece. */
     size_t at, count;
-    /* The step updates this value in float32, and its moments. Absent moments are NULL. */
-    float *value, *first, *second;
+    /* The step updates this value, which is float64 in units of FLOAT64 and float32 in all others, and its moments.
+       Absent moments are NULL. */
+    void *value;
+    float *first, *second;
     /* The gradient is averaged, in the unit's type, and valid from `settle` to the step. */
     void *gradient;
     /* This many steps have updated the parameter. */

@@ -1,5 +1,5 @@
 /* Takes optimizer steps in one pass over a rank's elements. Each element is read once and scaled, updates the moments
- * and the value, and is stored. Models in bfloat16 also get a copy in bfloat16.
+ * and the value, and is stored. Models in bfloat16 or float16 also get a copy in their type.
  *
  * All arithmetic is in float32. Each line is one correctly rounded operation or one fused multiply-add, the same on
  * every instruction set. For float32, results are bit-identical to torch.optim with fused=True on a CPU (tested with
@@ -26,6 +26,32 @@ static inline uint16_t bfloat16_from_float(float number)
     return (uint16_t)((bits & 0x7fffffffu) > 0x7f800000u ? 0x7fc0u : rounded);
 }
 
+/* ---- float16 ---- */
+/* Returns the value of the float16 with these bits. */
+static inline float float16_to_float(uint16_t bits)
+{
+    uint32_t magnitude = bits & 0x7fffu, sign = (uint32_t)(bits & 0x8000u) << 16, denormal, wide;
+    float number = (float)(int32_t)magnitude * 0x1p-24f;
+    memcpy(&denormal, &number, sizeof denormal);
+    wide = magnitude < 0x400u ? denormal : (magnitude << 13) + (112u << 23);
+    wide |= sign | (magnitude >= 0x7c00u ? 0x7f800000u : 0u);
+    memcpy(&number, &wide, sizeof number);
+    return number;
+}
+/* Returns the bits of the nearest float16, ties to even. Too large numbers become infinite, and NaNs the quiet NaN. */
+static inline uint16_t float16_from_float(float number)
+{
+    uint32_t bits, denormal;
+    memcpy(&bits, &number, sizeof bits);
+    uint32_t whole = bits & 0x7fffffffu, magnitude = whole < 0x47800000u ? whole : 0x47800000u;
+    uint32_t normal = (magnitude + 0xfffu + (magnitude >> 13 & 1u) - (112u << 23)) >> 13;
+    memcpy(&number, &magnitude, sizeof number);
+    number += 0.5f;
+    memcpy(&denormal, &number, sizeof denormal);
+    uint32_t rounded = magnitude < 113u << 23 ? denormal - 0x3f000000u : normal;
+    return (uint16_t)(whole > 0x7f800000u ? 0x7e00u : (bits >> 16 & 0x8000u) | rounded);
+}
+
 /* ---- steps ---- */
 enum update_rule { UPDATE_SGD, UPDATE_ADAM, UPDATE_ADAMW, UPDATE_RULES };
 /* The factors of one step, the same for all elements. The caller computes them in float64, then rounds. */
@@ -50,17 +76,18 @@ struct update_arrays {
     /* `first` and `second` are moments. SGD has no `second`, and without momentum no `first`; they are NULL. */
     float *value, *first, *second;
     const void *gradient;
-    /* With bfloat16 gradients this gets the value in bfloat16. */
+    /* With bfloat16 or float16 gradients this gets the value in their type. */
     uint16_t *narrow;
 };
 /* Takes one optimizer step for `count` elements. */
 typedef void update_function(const struct update_arrays *arrays, size_t count, const struct update_factors *factors);
-/* Returns the function of a rule for gradients of a type, or NULL for an unknown rule and for gradients that are
-   neither FLOAT32 nor BFLOAT16. */
+/* Returns the function of a rule for gradients of a type, or NULL for an unknown rule and for gradients of other types
+   than FLOAT32, BFLOAT16 and FLOAT16. */
 update_function *update_find(enum update_rule rule, tutti_dtype gradient);
 
 /* ---- norms ---- */
 /* Returns the sum of the squares of `count` numbers, in float64, added in an order that depends only on `count`. */
 typedef double squares_function(const void *from, size_t count);
-/* Returns the function for numbers of this type, or NULL for types other than FLOAT32 and BFLOAT16. */
+/* Returns the function for numbers of this type, or NULL for types other than FLOAT64, FLOAT32, BFLOAT16 and
+   FLOAT16. */
 squares_function *squares_find(tutti_dtype dtype);

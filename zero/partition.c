@@ -23,7 +23,25 @@ static tutti_status config_check_parameter(const tutti_zero_config *config, int 
             p->group, config->groups);
     return TUTTI_OK;
 }
-/* Refuses a config without parameters, units or groups, with invalid parameters or other types. */
+/* Refuses a unit whose type the library does not have, or not with the rule or the compression of the config. */
+static tutti_status config_check_unit(const tutti_zero_config *config, int unit)
+{
+    tutti_dtype dtype = config->dtype[unit];
+    bool is_compressible = dtype == TUTTI_FLOAT32 || dtype == TUTTI_BFLOAT16;
+    if (!is_compressible && dtype != TUTTI_FLOAT16 && dtype != TUTTI_FLOAT64)
+        return status_refuse(TUTTI_INVALID_ARGUMENT,
+            "zero: unit %d has elements of type %s; use float32, bfloat16, float16 or float64", unit,
+            tutti_dtype_name(dtype));
+    if (dtype == TUTTI_FLOAT64 && config->rule != TUTTI_ZERO_NONE)
+        return status_refuse(TUTTI_INVALID_ARGUMENT,
+            "zero: unit %d is float64, and the update rules compute in float32; use the rule NONE", unit);
+    if (!is_compressible && config->compression.form != TUTTI_COMPRESS_NONE)
+        return status_refuse(TUTTI_INVALID_ARGUMENT,
+            "zero: gradients of type %s (unit %d) cannot be compressed; use float32 or bfloat16",
+            tutti_dtype_name(dtype), unit);
+    return TUTTI_OK;
+}
+/* Refuses a config without parameters, units or groups, with invalid parameters or types. */
 static tutti_status config_check_model(const tutti_zero_config *config)
 {
     if (config->parameters < 1 || config->units < 1 || config->groups < 1 || !config->parameter || !config->dtype)
@@ -31,11 +49,7 @@ static tutti_status config_check_model(const tutti_zero_config *config)
             "zero: a model must have at least one parameter, one unit and one group; given are %d, %d and %d",
             config->parameters, config->units, config->groups);
     for (int i = 0; i < config->parameters; i++) TRY(config_check_parameter(config, i));
-    for (int u = 0; u < config->units; u++)
-        if (config->dtype[u] != TUTTI_FLOAT32 && config->dtype[u] != TUTTI_BFLOAT16)
-            return status_refuse(TUTTI_INVALID_ARGUMENT,
-                "zero: unit %d has elements of type %s; use float32 or bfloat16", u,
-                tutti_dtype_name(config->dtype[u]));
+    for (int u = 0; u < config->units; u++) TRY(config_check_unit(config, u));
     return TUTTI_OK;
 }
 

@@ -25,7 +25,7 @@ tutti_status tutti_zero_get_piece(const tutti_zero *zero, int parameter, tutti_z
     *out = (tutti_zero_piece){ .at = piece.at, .count = piece.count, .steps = zero->optimizer.steps[parameter] };
     out->used = zero->reducer.used[parameter];
     if (!piece.count) return TUTTI_OK;
-    out->value = s->value + piece.from;
+    out->value = (char *)s->value + piece.from * (element == sizeof(double) ? sizeof(double) : sizeof(float));
     out->first = s->first ? s->first + piece.from : NULL;
     out->second = s->second ? s->second + piece.from : NULL;
     out->gradient = gradients->sum && gradients->rounds ? (char *)gradients->sum + piece.from * element : NULL;

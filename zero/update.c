@@ -22,7 +22,16 @@ tutti_status optimizer_init(struct optimizer *optimizer, const struct partition 
                                                 : status_fail(TUTTI_NO_MEMORY, "zero: no memory for an optimizer");
 }
 /* Returns true if the optimizer has a float32 copy of the unit's slice. */
-static bool unit_has_value_copy(const struct unit_partition *unit) { return unit->dtype != TUTTI_FLOAT32; }
+static bool unit_has_value_copy(const struct unit_partition *unit) { return unit->element == sizeof(uint16_t); }
+/* Converts a number to and from `dtype`, BFLOAT16 or FLOAT16. */
+static uint16_t narrow_from_float(float number, tutti_dtype dtype)
+{
+    return dtype == TUTTI_BFLOAT16 ? bfloat16_from_float(number) : float16_from_float(number);
+}
+static float narrow_to_float(uint16_t bits, tutti_dtype dtype)
+{
+    return dtype == TUTTI_BFLOAT16 ? bfloat16_to_float(bits) : float16_to_float(bits);
+}
 void optimizer_finish(struct optimizer *optimizer)
 {
     for (int u = 0; optimizer->state && u < optimizer->partition->units; u++) {
@@ -33,13 +42,13 @@ void optimizer_finish(struct optimizer *optimizer)
     free(optimizer->state);
     free(optimizer->steps);
 }
-/* Allocates *out, an array of one float for each element of this rank's slice, if it is wanted and *out is NULL. */
-static tutti_status optimizer_allocate_floats(struct optimizer *optimizer, int unit, bool wanted, float **out)
+/* Allocates *array, one float for each element of this rank's slice, if it is wanted and *array is NULL. */
+static tutti_status optimizer_allocate_floats(struct optimizer *optimizer, int unit, bool wanted, float **array)
 {
     size_t bytes = optimizer->partition->unit[unit].slice * sizeof(float);
-    if (!wanted || *out) return TUTTI_OK;
-    *out = memory_alloc_aligned(bytes);
-    if (!*out)
+    if (!wanted || *array) return TUTTI_OK;
+    *array = memory_alloc_aligned(bytes);
+    if (!*array)
         return status_fail(TUTTI_NO_MEMORY, "zero: no memory for %zu bytes of optimizer state, unit %d", bytes, unit);
     optimizer->state_bytes += bytes;
     return TUTTI_OK;
@@ -55,11 +64,13 @@ tutti_status optimizer_set_slice(struct optimizer *optimizer, int unit, void *sl
         s->value = slice;
         return TUTTI_OK;
     }
-    TRY(optimizer_allocate_floats(optimizer, unit, true, &s->value));
     const uint16_t *narrow = slice;
+    float *value = s->value;
+    TRY(optimizer_allocate_floats(optimizer, unit, true, &value));
+    s->value = value;
     /* A value of a checkpoint that rounds to the slice's number is more precise, and stays. */
     for (size_t i = 0; i < u->slice; i++)
-        if (bfloat16_from_float(s->value[i]) != narrow[i]) s->value[i] = bfloat16_to_float(narrow[i]);
+        if (narrow_from_float(value[i], u->dtype) != narrow[i]) value[i] = narrow_to_float(narrow[i], u->dtype);
     return TUTTI_OK;
 }
 
@@ -89,7 +100,7 @@ static void optimizer_update_piece(const struct optimizer *optimizer, int unit, 
     const struct unit_partition *u = &optimizer->partition->unit[unit];
     const struct optimizer_state *s = &optimizer->state[unit];
     size_t from = piece->from;
-    struct update_arrays a = { .value = s->value + from, .gradient = (const char *)gradient + from * u->element };
+    struct update_arrays a = { .value = (float *)s->value + from, .gradient = (const char *)gradient + from * u->element };
     if (s->first) a.first = s->first + from;
     if (s->second) a.second = s->second + from;
     if (unit_has_value_copy(u)) a.narrow = (uint16_t *)s->slice + from;
@@ -114,7 +125,8 @@ void optimizer_copy_to_slice(struct optimizer *optimizer, int unit)
     const struct unit_partition *u = &optimizer->partition->unit[unit];
     const struct optimizer_state *s = &optimizer->state[unit];
     if (!unit_has_value_copy(u)) return;
-    for (size_t i = 0; i < u->slice; i++) ((uint16_t *)s->slice)[i] = bfloat16_from_float(s->value[i]);
+    const float *value = s->value;
+    for (size_t i = 0; i < u->slice; i++) ((uint16_t *)s->slice)[i] = narrow_from_float(value[i], u->dtype);
 }
 double optimizer_sum_squares(const struct optimizer *optimizer, int unit, const void *gradient)
 {

@@ -1,13 +1,14 @@
-/* Each rank keeps its part of the optimizer: the moments of its slices, and a float32 copy of slices in bfloat16. */
+/* Each rank keeps its part of the optimizer: the moments of its slices, and a float32 copy of slices in bfloat16 or
+   float16. */
 #pragma once
 #include "kernels/update.h"
 #include "zero/partition.h"
 
-/* The optimizer's arrays for this rank's slice of one unit. `value` is the slice itself if that is float32, or an owned
-   float32 copy. `first` and `second` are moments; NULL if the rule has none. */
+/* The optimizer's arrays for this rank's slice of one unit. `value` is the slice itself if that is float32 or float64,
+   or an owned float32 copy. `first` and `second` are moments; NULL if the rule has none. */
 struct optimizer_state {
-    float *value, *first, *second;
-    void *slice;
+    void *value, *slice;
+    float *first, *second;
 };
 struct optimizer {
     const struct partition *partition;
@@ -28,7 +29,8 @@ tutti_status optimizer_set_slice(struct optimizer *optimizer, int unit, void *sl
    multiplied by `scale`. used[parameters] is 0 for parameters without a gradient, which stay. rates: [groups]. */
 void optimizer_update_unit(struct optimizer *optimizer, int unit, const void *gradient, const uint8_t *used,
     const tutti_zero_rates *rates, double scale);
-/* Rounds the float32 values, which the caller has written, to a bfloat16 slice. A float32 slice is the values. */
+/* Rounds the float32 values, which the caller has written, to a bfloat16 or float16 slice. Other slices are the
+   values. */
 void optimizer_copy_to_slice(struct optimizer *optimizer, int unit);
 /* Returns the sum of the squares of `gradient`, the averaged gradient of this rank's slice, without padding. */
 double optimizer_sum_squares(const struct optimizer *optimizer, int unit, const void *gradient);

@@ -50,14 +50,6 @@ INLINE uint16_t float16_from_float_saturated(float number)
     uint32_t other = whole > NOT_FINITE ? 0x7e00u : 0x7c00u;
     return (uint16_t)(sign | (whole < NOT_FINITE ? finite : other));
 }
-INLINE float float16_to_float(uint16_t half)
-{
-    uint32_t magnitude = half & 0x7fffu, sign = (uint32_t)(half & 0x8000u) << 16;
-    uint32_t normal = (magnitude << 13) + (112u << 23);
-    uint32_t denormal = float_get_bits((float)(int32_t)magnitude * 0x1p-24f);
-    uint32_t finite = magnitude < 0x400u ? denormal : normal;
-    return float_from_bits(sign | finite | (magnitude >= 0x7c00u ? NOT_FINITE : 0u));
-}
 /* Returns the bits of the nearest bfloat16, ties to even. Too large finite numbers become the largest bfloat16. */
 INLINE uint16_t bfloat16_from_float_saturated(float number)
 {
@@ -273,6 +265,7 @@ INLINE void array_unpack_groups(void *to, const void *const *packed, int sources
         for (size_t i = 0; !is_float32 && i < n; i++) ((uint16_t *)to)[at + i] = bfloat16_from_float(x[i] * factor);
     }
 }
+#define PACKING_MAP(X) X(FLOAT32, true) X(BFLOAT16, false)
 #define X(dtype, is_float32)                                                                                           \
     static void pack_##dtype(void *packed, const void *from, float *residual, size_t count, const struct packing *how, \
         uint64_t first)                                                                                                \
@@ -284,5 +277,5 @@ INLINE void array_unpack_groups(void *to, const void *const *packed, int sources
     {                                                                                                                  \
         array_unpack_groups(to, packed, sources, count, how, first, factor, is_float32);                               \
     }
-UPDATE_MAP(X)
+PACKING_MAP(X)
 #undef X

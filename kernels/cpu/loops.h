@@ -328,14 +328,14 @@ const struct kernels KERNELS = {
 #undef X
     },
     .update = {
-#define X(dtype, is_float32) \
+#define X(dtype) \
     [TUTTI_##dtype] = { [UPDATE_SGD] = sgd_##dtype, [UPDATE_ADAM] = adam_##dtype, [UPDATE_ADAMW] = adamw_##dtype },
         UPDATE_MAP(X)
 #undef X
     },
     .squares = {
-#define X(dtype, is_float32) [TUTTI_##dtype] = squares_##dtype,
-        UPDATE_MAP(X)
+#define X(dtype) [TUTTI_##dtype] = squares_##dtype,
+        SQUARES_MAP(X)
 #undef X
     },
     .norm = {
@@ -355,12 +355,12 @@ const struct kernels KERNELS = {
     },
     .pack = {
 #define X(dtype, is_float32) [TUTTI_##dtype] = pack_##dtype,
-        UPDATE_MAP(X)
+        PACKING_MAP(X)
 #undef X
     },
     .unpack = {
 #define X(dtype, is_float32) [TUTTI_##dtype] = unpack_##dtype,
-        UPDATE_MAP(X)
+        PACKING_MAP(X)
 #undef X
     },
 };

@@ -8,6 +8,18 @@ INLINE float gradient_load_float(const void *from, size_t i, bool is_float32)
 {
     return is_float32 ? ((const float *)from)[i] : bfloat16_to_float(((const uint16_t *)from)[i]);
 }
+/* Returns element i of `from`, whose numbers are FLOAT32, BFLOAT16 or FLOAT16. */
+INLINE float number_load_float(const void *from, size_t i, tutti_dtype dtype)
+{
+    if (dtype == TUTTI_FLOAT32) return ((const float *)from)[i];
+    uint16_t bits = ((const uint16_t *)from)[i];
+    return dtype == TUTTI_BFLOAT16 ? bfloat16_to_float(bits) : float16_to_float(bits);
+}
+/* Returns the bits of a number in `dtype`, BFLOAT16 or FLOAT16. */
+INLINE uint16_t narrow_from_float(float number, tutti_dtype dtype)
+{
+    return dtype == TUTTI_BFLOAT16 ? bfloat16_from_float(number) : float16_from_float(number);
+}
 
 /* ---- one element; the moments are updated in place ---- */
 /* Updates the moments of one element in place by Adam, and returns the new value of the element. The caller has
@@ -31,78 +43,87 @@ INLINE float sgd_update_element(const struct update_factors *f, float gradient, 
 }
 
 /* ---- arrays ---- */
-/* Updates `count` elements by AdamW if is_adamw, else by Adam. If is_float32, gradients are float32. Otherwise they are
-   bfloat16, and a->narrow gets a bfloat16 copy of the values. */
+/* Updates `count` elements by AdamW if is_adamw, else by Adam. The gradients are of type `dtype`. If that is not
+   FLOAT32, a->narrow gets a copy of the values in `dtype`. */
 INLINE void update_adam(const struct update_arrays *a, size_t count, const struct update_factors *factors,
-    bool is_adamw, bool is_float32)
+    bool is_adamw, tutti_dtype dtype)
 {
     const struct update_factors f = *factors;
     float *restrict value = a->value, *restrict first = a->first, *restrict second = a->second;
     uint16_t *restrict narrow = a->narrow;
     for (size_t i = 0; i < count; i++) {
-        float g = gradient_load_float(a->gradient, i, is_float32) * f.scale, old = value[i], m = first[i],
+        float g = number_load_float(a->gradient, i, dtype) * f.scale, old = value[i], m = first[i],
               v = second[i];
         float new = is_adamw ? adam_update_element(&f, g, old * f.decay, &m, &v)
                              : adam_update_element(&f, fmaf(old, f.decay, g), old, &m, &v);
         first[i] = m;
         second[i] = v;
         value[i] = new;
-        if (!is_float32) narrow[i] = bfloat16_from_float(new);
+        if (dtype != TUTTI_FLOAT32) narrow[i] = narrow_from_float(new, dtype);
     }
 }
-/* Updates `count` elements by SGD, with momentum in a->first if has_momentum. is_float32 is as in update_adam. */
+/* Updates `count` elements by SGD, with momentum in a->first if has_momentum. dtype is as in update_adam. */
 INLINE void update_sgd(const struct update_arrays *a, size_t count, const struct update_factors *factors,
-    bool has_momentum, bool is_float32)
+    bool has_momentum, tutti_dtype dtype)
 {
     const struct update_factors f = *factors;
     float *restrict value = a->value, *restrict first = a->first;
     uint16_t *restrict narrow = a->narrow;
     for (size_t i = 0; i < count; i++) {
         float m = has_momentum ? first[i] : 0;
-        float gradient = gradient_load_float(a->gradient, i, is_float32) * f.scale;
+        float gradient = number_load_float(a->gradient, i, dtype) * f.scale;
         float new = sgd_update_element(&f, gradient, value[i], has_momentum ? &m : NULL);
         if (has_momentum) first[i] = m;
         value[i] = new;
-        if (!is_float32) narrow[i] = bfloat16_from_float(new);
+        if (dtype != TUTTI_FLOAT32) narrow[i] = narrow_from_float(new, dtype);
     }
 }
-/* Returns the sum of the squares of `count` numbers, float32 if is_float32, else bfloat16. It adds them in sixteen sums
-   for any vector width, so that the result is equal on all instruction sets. */
-INLINE double numbers_sum_squares(const void *from, size_t count, bool is_float32)
+/* Returns element i of `from`, whose numbers are of type `dtype`. */
+INLINE double number_load_double(const void *from, size_t i, tutti_dtype dtype)
+{
+    return dtype == TUTTI_FLOAT64 ? ((const double *)from)[i] : (double)number_load_float(from, i, dtype);
+}
+/* Returns the sum of the squares of `count` numbers of type `dtype`. It adds them in sixteen sums for any vector width,
+   so that the result is equal on all instruction sets. */
+INLINE double numbers_sum_squares(const void *from, size_t count, tutti_dtype dtype)
 {
     enum { SUMS = 16 };
     double sum[SUMS] = { 0 };
     for (size_t i = 0; i + SUMS <= count; i += SUMS)
         for (size_t k = 0; k < SUMS; k++) {
-            double number = gradient_load_float(from, i + k, is_float32);
+            double number = number_load_double(from, i + k, dtype);
             sum[k] += number * number;
         }
     for (size_t i = count / SUMS * SUMS; i < count; i++) {
-        double number = gradient_load_float(from, i, is_float32);
+        double number = number_load_double(from, i, dtype);
         sum[i % SUMS] += number * number;
     }
     for (size_t k = SUMS / 2; k > 0; k /= 2)
         for (size_t l = 0; l < k; l++) sum[l] += sum[l + k];
     return sum[0];
 }
-#define UPDATE_MAP(X) X(FLOAT32, true) X(BFLOAT16, false)
-#define X(dtype, is_float32)                                                                                           \
+#define UPDATE_MAP(X)  X(FLOAT32) X(BFLOAT16) X(FLOAT16)
+#define SQUARES_MAP(X) UPDATE_MAP(X) X(FLOAT64)
+#define X(dtype)                                                                                                       \
     static void sgd_##dtype(const struct update_arrays *a, size_t count, const struct update_factors *f)               \
     {                                                                                                                  \
-        if (a->first) update_sgd(a, count, f, true, is_float32);                                                       \
-        else update_sgd(a, count, f, false, is_float32);                                                               \
+        if (a->first) update_sgd(a, count, f, true, TUTTI_##dtype);                                                    \
+        else update_sgd(a, count, f, false, TUTTI_##dtype);                                                            \
     }                                                                                                                  \
     static void adam_##dtype(const struct update_arrays *a, size_t count, const struct update_factors *f)              \
     {                                                                                                                  \
-        update_adam(a, count, f, false, is_float32);                                                                   \
+        update_adam(a, count, f, false, TUTTI_##dtype);                                                                \
     }                                                                                                                  \
     static void adamw_##dtype(const struct update_arrays *a, size_t count, const struct update_factors *f)             \
     {                                                                                                                  \
-        update_adam(a, count, f, true, is_float32);                                                                    \
-    }                                                                                                                  \
-    static double squares_##dtype(const void *from, size_t count)                                                      \
-    {                                                                                                                  \
-        return numbers_sum_squares(from, count, is_float32);                                                           \
+        update_adam(a, count, f, true, TUTTI_##dtype);                                                                 \
     }
 UPDATE_MAP(X)
+#undef X
+#define X(dtype)                                                                                                       \
+    static double squares_##dtype(const void *from, size_t count)                                                      \
+    {                                                                                                                  \
+        return numbers_sum_squares(from, count, TUTTI_##dtype);                                                        \
+    }
+SQUARES_MAP(X)
 #undef X

@@ -16,8 +16,8 @@ PRIVATE = {
     # autograd: which gradients a backward pass accumulates, and in which pass a tensor is
     "_backward_hooks", "_post_accumulate_grad_hooks", "_will_engine_execute_node", "_current_graph_task_id",
     "_functorch", "_current_level", "_version", "_unsafe_view",
-    # the norms of a list of gradients
-    "_foreach_norm",
+    # the norms of a list of gradients, and what GradScaler does with it
+    "_foreach_norm", "_amp_foreach_non_finite_check_and_unscale_",
     # the hooks of an optimizer's steps
     "_optimizer_step_pre_hooks", "_optimizer_step_post_hooks",
     # schedules for its pipelines, tensors for its checkpoints, trees of tensors

@@ -181,9 +181,6 @@ def run_refusals(world):
                       lambda: weight.grad.norm(dim=0), lambda: weight.grad.mul_(torch.ones(16)), given.step,
                       lambda: torch.ones(32, 16).mul_(weight.grad), lambda: weight.grad.mul_(weight.grad)):
         refused(RuntimeError, text, operation)
-    scaler = torch.amp.GradScaler("cpu")
-    scaler.scale(torch.ones(1))
-    refused(RuntimeError, "_amp_foreach_non_finite_check_and_unscale_.* " + text, lambda: scaler.unscale_(optimizer))
     by_norm(model, optimizer)
     refused(Exception, "gradients of this step have been averaged: take the step first",
             lambda: go_back(model, optimizer, 1, world.rank))

@@ -18,7 +18,7 @@ def run_refusals(world):
     refused(ValueError, "stage 4; it must be 0, 1, 2 or 3", lambda: zero.shard(model, adam, stage=4))
     refused(NotImplementedError, "stage 0 does not compress", lambda: zero.shard(model, adam, stage=0,
                                                                                 compression="int8"))
-    refused(ValueError, "precision='fp8'; it must be 'bf16' or None", lambda: zero.shard(model, adam, precision="fp8"))
+    refused(ValueError, "precision='fp8'; it must be 'bf16', 'fp16' or None", lambda: zero.shard(model, adam, precision="fp8"))
     refused(ValueError, "hosts='replicated' with stage 3", lambda: zero.shard(model, adam, hosts="replicated"))
     refused(ValueError, "no tutti backend for CPU tensors .its backend is gloo",
             lambda: zero.shard(model, adam, group=world.gloo))
@@ -30,12 +30,13 @@ def run_refusals(world):
     short = nn.Embedding(8, 4, max_norm=1.0)
     refused(ValueError, "is an embedding with max_norm",
             lambda: zero.shard(short, torch.optim.AdamW(short.parameters())))
-    wide = Network(16).double()
-    refused(ValueError, "parameter scale is torch.float64",
-            lambda: zero.shard(wide, torch.optim.AdamW(wide.parameters())))
-    wide = Network(16)
-    wide.scale.data = wide.scale.data.bfloat16()
-    refused(ValueError, "a unit must have one type", lambda: zero.shard(wide, torch.optim.AdamW(wide.parameters())))
+    odd = Network(16)
+    odd.scale.data = odd.scale.data.to(torch.complex64)
+    refused(ValueError, "parameter scale is torch.complex64; it must be one of torch.float32, torch.bfloat16, "
+            "torch.float16, torch.float64", lambda: zero.shard(odd, torch.optim.AdamW(odd.parameters())))
+    half = Network(16).half()
+    refused(ValueError, "gradients of type float16 .unit 0. cannot be compressed; use float32 or bfloat16",
+            lambda: zero.shard(half, torch.optim.AdamW(half.parameters()), stage=2, compression="int8"))
     frozen = Network(16).requires_grad_(False)
     refused(ValueError, "no parameter with requires_grad",
             lambda: zero.shard(frozen, torch.optim.AdamW(frozen.parameters())))

@@ -141,7 +141,7 @@ class Checkpoint:
             found = dict(zip(_MOMENTS[rule], piece.moments))
             if len(found) > 1:
                 found = {"step": torch.tensor(float(piece.steps)), **found}
-        if piece.value.numel() and self.manager.managed[number].parameter.dtype != torch.float32:
+        if piece.value.numel() and self.manager.managed[number].parameter.dtype != piece.value.dtype:
             found["master"] = piece.value
         return found
 
@@ -273,7 +273,7 @@ class Checkpoint:
             if number is not None:
                 values = self._own_parts(number, state_dict["state"].get(key, {}))
                 float32_values = values.pop("master", None)
-                if float32_values is not None and parameter.dtype != torch.float32:     # else the model's state has it
+                if float32_values is not None and parameter.dtype.itemsize == 2:        # else the model's state has it
                     self.core.piece(number).value.copy_(float32_values)
                 self._load_local_state(number, values)
             else:
@@ -457,7 +457,7 @@ class ShardedState:
         (`master`) that are taken where they round to `value`. Where they do not, something else than zero has written
         the saved model."""
         piece = self._checkpoint.core.piece(number)
-        if value.dtype == torch.float32 or exact is None:
+        if value.dtype == piece.value.dtype or exact is None:
             piece.value.copy_(value)
         else:
             piece.value.copy_(torch.where(exact.to(value.dtype) == value, exact, value.float()))

@@ -9,9 +9,11 @@ from typing import Any, NamedTuple, Sequence
 import torch
 
 from torch_tutti._library import _check, _library, dtype_numbers
-from torch_tutti.compression import DTYPES, Compression, _Compression, described
+from torch_tutti.compression import Compression, _Compression, described
 
 PLACEMENTS = {"shared": 0, "replicated": 1, "sharded": 2, "whole": 3}
+# The types that parameters may have.
+DTYPES = {torch.float32: b"float32", torch.bfloat16: b"bfloat16", torch.float16: b"float16", torch.float64: b"float64"}
 RULES = {"none": 0, "sgd": 1, "momentum": 2, "adam": 3, "adamw": 4}
 
 
@@ -54,7 +56,8 @@ class ParameterInfo(NamedTuple):
 
 
 class Piece(NamedTuple):
-    """This rank's piece of a parameter: its elements from number `at` on, as flat tensors. moments: None where the rule
+    """This rank's piece of a parameter: its elements from number `at` on, as flat tensors. value: float64 for a float64
+    parameter, else float32. moments: None where the rule
     has none. gradient: None before it is averaged. steps: updates so far. used: some rank has a gradient in this
     step."""
     at: int
@@ -186,7 +189,8 @@ class Core:
         first, second = (self._tensor(address, found.count, torch.float32) if address else None
                          for address in (found.first, found.second))
         gradient = self._tensor(found.gradient, found.count, self._dtypes[number]) if found.gradient else None
-        value = self._tensor(found.value or 0, found.count, torch.float32)
+        value_dtype = torch.float64 if self._dtypes[number] == torch.float64 else torch.float32
+        value = self._tensor(found.value or 0, found.count, value_dtype)
         return Piece(found.at, value, (first, second), gradient, found.steps, found.used)
 
     def claim_pieces(self) -> None:

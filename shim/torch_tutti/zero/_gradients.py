@@ -19,6 +19,10 @@ _IN_PLACE = ("mul_", "div_", "clamp_", "clamp_min_", "clamp_max_", "nan_to_num_"
 _IN_PLACE_LISTS = {f"_foreach_{name}": name for name in _IN_PLACE}
 
 
+# Divides the gradients of torch.amp.GradScaler by the scale, and looks for infinity and NaN.
+_UNSCALE = "_amp_foreach_non_finite_check_and_unscale_"
+
+
 class DividedGradient(torch.Tensor):
     """The averaged gradient of parameter `number`, with the parameter's shape and dtype, and without memory: each rank
     has a piece of it in the core. Norms and the operations of _IN_PLACE are collective; any other raises RuntimeError.
@@ -44,6 +48,9 @@ class DividedGradient(torch.Tensor):
             return norm.to(keywords.get("dtype") or first.dtype)
         if name == "_foreach_norm":
             return [torch.linalg.vector_norm(gradient, *numbers, **keywords) for gradient in first]
+        if name == _UNSCALE:
+            next(gradient for gradient in first if isinstance(gradient, cls))._alive(func).unscale(*args)
+            return None
         if name in _IN_PLACE_LISTS:
             for gradient, *own in zip(first, *(each if isinstance(each, (list, tuple)) else [each] * len(first)
                                                for each in numbers)):
@@ -154,8 +161,22 @@ class Gradients:
         for known in self.norms.values():
             known.pop(number, None)
 
+    @torch.no_grad()
+    def unscale(self, gradients: list[torch.Tensor], found_inf: torch.Tensor, inverse_scale: torch.Tensor) -> None:
+        """Multiplies gradients by a number in place. Sets found_inf to 1 on all ranks if a gradient is not finite on
+        any rank. gradients: may contain ordinary ones, of ignored parameters. Collective."""
+        def unscale_each(tensor: torch.Tensor) -> None:
+            getattr(torch, _UNSCALE)([tensor], found_inf, inverse_scale)
+        self._settle()
+        for gradient in gradients:
+            if isinstance(gradient, DividedGradient):
+                self.change(gradient.number, unscale_each)
+            else:
+                unscale_each(gradient)
+        dist.all_reduce(found_inf, dist.ReduceOp.MAX, self.group)
+
     def norm(self, number: int, kind: float = 2.0) -> torch.Tensor:
-        """Returns a norm of a gradient, float32, equal on all ranks. kind: the p of the p-norm. Collective if a
+        """Returns a norm of a gradient, float32 or float64, equal on all ranks. kind: the p of the p-norm. Collective if a
         gradient has changed since the last norm of this kind: then it computes the norms of all gradients."""
         if number not in self.norms.get(kind, {}):
             self.norms[kind] = dict(enumerate(self._compute_norms(kind)))
@@ -163,14 +184,17 @@ class Gradients:
 
     @torch.no_grad()
     def _compute_norms(self, kind: float) -> torch.Tensor:
-        """Returns a norm of each gradient without the scale, float32. Collective."""
+        """Returns a norm of each gradient without the scale, float64 if the model has float64 parameters, else float32.
+        Collective."""
         self._settle()
+        dtype = torch.float64 if any(p.dtype == torch.float64 for p in self.parameters) else torch.float32
         neutral = float("inf") if kind < 0 else 0.0
         own = torch.tensor([neutral if piece is None or not piece.numel() else
-                            torch.linalg.vector_norm(piece, kind, dtype=torch.float32).item() for piece in self.pieces])
+                            torch.linalg.vector_norm(piece, kind, dtype=dtype).item() for piece in self.pieces],
+                           dtype=dtype)
         if self.core.placement == "whole":
             return own
-        of_ranks = torch.empty(dist.get_world_size(self.group), len(own))
+        of_ranks = torch.empty(dist.get_world_size(self.group), len(own), dtype=dtype)
         try:
             dist.all_gather(list(of_ranks), own, self.group)
         except exceptions.TimeoutError as error:

@@ -23,7 +23,7 @@ from torch_tutti.zero._gradients import DividedGradient, Gradients
 from torch_tutti.zero._hooks import Hook, cast_inputs, count_data_changes, keep_in_memory, make_room, take_gradient
 from torch_tutti.zero._modules import find_modules_on_meta, materialize_untrained, trim_heap
 from torch_tutti.zero._optimizer import ZeroOptimizer, find_what_it_looks_at, rule_of
-from torch_tutti.zero._parameters import collect_managed, dtypes_of_units
+from torch_tutti.zero._parameters import collect_managed
 from torch_tutti.zero._sharded import Uses
 
 # {parameter: weak reference to the Manager of its model}
@@ -68,7 +68,9 @@ class Manager:
         self.steps = 0                  # steps taken
         group_of = {p: number for number, options in enumerate(optimizer.param_groups) for p in options["params"]}
         # self.modules: the module of each unit; the gradients of the first one are complete last
-        self.managed, self.modules = collect_managed([model, *modules], group_of, self.ignored)
+        # self.unmanaged: tensors that the core does not have, although they may be trained
+        self.unmanaged = self.ignored | {p for p in model.parameters() if not p.numel()}
+        self.managed, self.modules, dtypes = collect_managed([model, *modules], group_of, self.unmanaged, self.dtype)
         for entry in self.managed:
             if entry.parameter in _managers:
                 raise ValueError(f"zero.shard: parameter {entry.name} is already sharded; a model can be sharded once")
@@ -78,9 +80,9 @@ class Manager:
         self.number_of = {entry.parameter: number for number, entry in enumerate(self.managed)}
         parameters = [ParameterInfo(entry.parameter.numel(), entry.unit, group_of[entry.parameter])
                       for entry in self.managed]
-        self.rule = rule_of(type(optimizer), optimizer.param_groups)
+        self.rule = "none" if torch.float64 in dtypes else rule_of(type(optimizer), optimizer.param_groups)
         self.finding = find_what_it_looks_at(optimizer, self.rule, settings.placement)
-        self.core = self._create_core(parameters, len(optimizer.param_groups), settings)
+        self.core = self._create_core(parameters, dtypes, len(optimizer.param_groups), settings)
         self.arrivals = Arrivals(group)
         self._move_parameters(model, on_meta, settings.init)
         self.uses = Uses(self, settings.reshard) if self.core.placement == "sharded" else None
@@ -90,16 +92,15 @@ class Manager:
         self.optimizer = ZeroOptimizer(self, optimizer)
         # where a change through `data` would be lost, or happen once for each rank
         divided = self.core.placement in ("shared", "sharded")
-        count_data_changes(self, (p for _, p, _ in self.managed if divided or p.dtype != torch.float32))
+        count_data_changes(self, (p for _, p, _ in self.managed if divided or p.dtype.itemsize == 2))
         keep_in_memory(self, self.number_of)
 
-    def _create_core(self, parameters: list[ParameterInfo], groups: int, settings: Settings) -> Core:
+    def _create_core(self, parameters: list[ParameterInfo], dtypes: list[torch.dtype], groups: int,
+                     settings: Settings) -> Core:
         """Creates the core. Falls back to sharded parameters if the ranks of a host cannot share memory and
         settings.may_shard."""
         backend = backend_of(self.group)
         timeout = backend.options.timeout
-        units = len(self.modules)
-        dtypes = [self.dtype] * units if self.dtype else dtypes_of_units(self.managed, units)
         make_core = functools.partial(Core, backend._communicator, parameters, dtypes, groups,
                                       rule=self.rule, buffers=settings.buffers, prefetch=settings.prefetch,
                                       ahead=settings.ahead, compression=settings.compression,
@@ -135,7 +136,7 @@ class Manager:
             if is_first:
                 init(module) if init else module.reset_parameters()
         self.core.begin()
-        # the optimizer's float32 values of parameters that were converted to bfloat16
+        # the optimizer's float32 values of parameters that were converted to 16 bits
         for number, whole in float32_values.items():
             dist.broadcast(whole, group=self.group, group_src=0)
             piece = self.core.piece(number)
@@ -290,7 +291,7 @@ class Manager:
                 raise RuntimeError(f"zero: parameter {name} has a gradient in .grad that does not come from a "
                                    "backward pass; the optimizer takes only gradients of backward()")
         for name, parameter in current.items():
-            if parameter.requires_grad and parameter not in self.number_of and parameter not in self.ignored:
+            if parameter.requires_grad and parameter not in self.number_of and parameter not in self.unmanaged:
                 raise RuntimeError(f"zero: parameter {name} was not trained when the model was sharded; set "
                                    "requires_grad before zero.shard")
 

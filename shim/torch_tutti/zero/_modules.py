@@ -48,12 +48,12 @@ def find_modules_on_meta(model: nn.Module, init: Callable[[nn.Module], None] | N
 
 
 def materialize_untrained(module: nn.Module) -> None:
-    """Replaces the untrained parameters and the buffers that a module has on the meta device by uninitialized CPU
-    tensors."""
+    """Replaces the parameters that zero does not manage, and the buffers, that a module has on the meta device by
+    uninitialized CPU tensors."""
     for parameter in module.parameters(recurse=False):
         if parameter.is_meta:
             torch.utils.swap_tensors(parameter, nn.Parameter(torch.empty(parameter.shape, dtype=parameter.dtype),
-                                                             requires_grad=False))
+                                                             parameter.requires_grad))
     for name, tensor in module.named_buffers(recurse=False):
         if tensor.is_meta:
             setattr(module, name, torch.empty(tensor.shape, dtype=tensor.dtype))

@@ -83,7 +83,7 @@ class ZeroOptimizer(torch.optim.Optimizer):
             # the inner optimizer's options that differ
             self._changed_options = {name: None for name in [finding.clip] if name is not None}
             self._inner.defaults.update(self._changed_options)
-        self._local = LocalParameters(given, manager.ignored)
+        self._local = LocalParameters(given, manager.unmanaged)
         self._checkpoint = Checkpoint(self)
         if given.state:
             self._checkpoint.load_state_dict(given.state_dict())

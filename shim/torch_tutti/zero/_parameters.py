@@ -6,6 +6,11 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
+from torch_tutti.zero._core import DTYPES
+
+# Norms that torch computes only with parameters of the type of their running statistics.
+_BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
+
 
 class Managed(NamedTuple):
     """A parameter that the core manages; its number is its position in Manager.managed. unit: the number of its unit,
@@ -15,29 +20,36 @@ class Managed(NamedTuple):
     unit: int
 
 
-def collect_managed(modules: list[nn.Module], group_of: dict[nn.Parameter, int],
-                    ignored: set[torch.Tensor]) -> tuple[list[Managed], list[nn.Module]]:
-    """Checks the trained parameters of a model. Returns them in the order of their units, and the modules of the units.
+def collect_managed(modules: list[nn.Module], group_of: dict[nn.Parameter, int], ignored: set[torch.Tensor],
+                    dtype: torch.dtype | None) -> tuple[list[Managed], list[nn.Module], list[torch.dtype]]:
+    """Checks the trained parameters of a model. Returns them in the order of their units, and module and dtype of each
+    unit. A module whose parameters have several dtypes becomes a unit for each.
     modules: the model, and the modules that may be units; those without parameters of their own are no units. group_of:
-    {parameter: its group in the optimizer}. ignored: parameters to leave out."""
+    {parameter: its group in the optimizer}. ignored: parameters to leave out. dtype: that of parameters in the core;
+    None: their own."""
     unit_of = _innermost_units(modules)
+    own_dtype = {parameter for module in modules[0].modules() if isinstance(module, _BATCH_NORMS)
+                 for parameter in module.parameters()}
     for name, module in modules[0].named_modules():
         if getattr(module, "max_norm", None) is not None and isinstance(module, (nn.Embedding, nn.EmbeddingBag)):
             raise ValueError(f"zero.shard: {name} is an embedding with max_norm, which changes its weight in "
                              "forward(), differently on each rank")
-    found = []
+    found, dtypes = [], []
     for name, parameter in modules[0].named_parameters():
         if parameter.requires_grad and parameter not in ignored:
             _check_parameter(name, parameter, group_of)
             found.append(Managed(name, parameter, unit_of.get(parameter, 0)))
+            dtypes.append(parameter.dtype if dtype is None or parameter in own_dtype else dtype)
     if not found:
         raise ValueError("zero.shard: the model has no parameter with requires_grad")
     others = set(group_of) - {entry.parameter for entry in found} - ignored
     if any(p.requires_grad for p in others):
         raise ValueError("zero.shard: the optimizer has parameters that are not in the model")
-    kept_units = sorted({entry.unit for entry in found})
-    renumbered = (entry._replace(unit=kept_units.index(entry.unit)) for entry in found)
-    return sorted(renumbered, key=lambda entry: entry.unit), [modules[unit] for unit in kept_units]
+    keys = [(entry.unit, list(DTYPES).index(dtype)) for entry, dtype in zip(found, dtypes)]
+    kept_units = sorted(set(keys))
+    renumbered = (entry._replace(unit=kept_units.index(key)) for entry, key in zip(found, keys))
+    return (sorted(renumbered, key=lambda entry: entry.unit), [modules[unit] for unit, _ in kept_units],
+            [list(DTYPES)[dtype_number] for _, dtype_number in kept_units])
 
 
 def _innermost_units(modules: list[nn.Module]) -> dict[nn.Parameter, int]:
@@ -53,26 +65,14 @@ def _innermost_units(modules: list[nn.Module]) -> dict[nn.Parameter, int]:
 
 
 def _check_parameter(name: str, parameter: nn.Parameter, group_of: dict[nn.Parameter, int]) -> None:
-    """Raises ValueError if a trained parameter is not in the optimizer, is not an ordinary CPU or meta tensor, has no
-    elements, or has another dtype than float32 and bfloat16."""
+    """Raises ValueError if a trained parameter is not in the optimizer, is not an ordinary CPU or meta tensor, or has
+    another dtype than those of DTYPES."""
     if parameter not in group_of:
         raise ValueError(f"zero.shard: the parameter {name} is not in the optimizer; pass it all parameters, or "
                          "set requires_grad=False")
     if parameter.device.type not in ("cpu", "meta") or parameter.layout != torch.strided:
         raise ValueError(f"zero.shard: parameter {name} is on {parameter.device}, {parameter.layout}; it "
                          "must be an ordinary CPU tensor")
-    if not parameter.numel():
-        raise ValueError(f"zero.shard: parameter {name} has no elements; set requires_grad=False")
-    if parameter.dtype not in (torch.float32, torch.bfloat16):
-        raise ValueError(f"zero.shard: parameter {name} is {parameter.dtype}; use float32 or bfloat16")
-
-
-def dtypes_of_units(managed: list[Managed], units: int) -> list[torch.dtype]:
-    """Returns the dtype of each unit, which is that of its parameters. Raises ValueError if a unit has several."""
-    found: dict[int, torch.dtype] = {}
-    for name, parameter, unit in managed:
-        if found.setdefault(unit, parameter.dtype) != parameter.dtype:
-            raise ValueError(f"zero.shard: parameter {name} is {parameter.dtype}, others of its unit are "
-                             f"{found[unit]}; a unit must have one type: name it, or its parts, as units of their "
-                             "own")
-    return [found.get(unit, torch.float32) for unit in range(units)]
+    if parameter.dtype not in DTYPES:
+        raise ValueError(f"zero.shard: parameter {name} is {parameter.dtype}; it must be one of "
+                         f"{', '.join(map(str, DTYPES))}")

@@ -26,12 +26,14 @@ class Pieces:
                 self.parameters[number] = torch.nn.Parameter(value.view(parameter.shape) if self.is_whole else value)
 
     def begin_step(self, scale: float) -> None:
-        """Sets the gradients of the pieces to the averages times `scale`, float32; None without a gradient on any
+        """Sets the gradients of the pieces to the averages times `scale`; None without a gradient on any
         rank."""
         for number, parameter in self.parameters.items():
             piece = self.core.piece(number)
             gradient = piece.gradient if piece.used else None
-            parameter.grad = gradient.float().mul(scale).view(parameter.shape) if gradient is not None else None
+            parameter.grad = None
+            if gradient is not None:
+                parameter.grad = gradient.to(parameter.dtype).mul(scale).view(parameter.shape)
 
     def end_step(self) -> None:
         """Writes what the optimizer has computed into the core's pieces. Frees the gradients."""
@@ -40,7 +42,7 @@ class Pieces:
 
 
 class WholeParameters(Pieces):
-    """Whole float32 parameters, each on its owner, for an optimizer that looks at whole tensors. In a step the ranks
+    """Whole parameters in float32 or float64, each on its owner, for an optimizer that looks at whole tensors. In a step the ranks
     send their pieces of gradients to the owners, and get new values. They send values too, unless each rank can read
     all parameters in float32. Between steps the parameters have no memory. owner: the rank in the group that has the
     parameter of a number."""
@@ -55,9 +57,14 @@ class WholeParameters(Pieces):
         # the numbers of each unit, in the order of owners
         self.units = [sorted((number for number, entry in enumerate(self.managed) if entry.unit == unit),
                              key=lambda number: self.owner[number]) for unit in range(len(manager.modules))]
-        self.parameters = {number: torch.nn.Parameter(torch.empty(parameter.shape, device="cpu"))
+        self.parameters = {number: torch.nn.Parameter(torch.empty(parameter.shape, dtype=self._dtype(number),
+                                                                  device="cpu"))
                            for number, (_, parameter, _) in enumerate(self.managed) if self.owner[number] == self.rank}
         self._free()
+
+    def _dtype(self, number: int) -> torch.dtype:
+        """Returns the type in which a parameter is updated, which is that of the core's pieces."""
+        return self.core.piece(number).value.dtype
 
     def _free(self) -> None:
         """Frees the memory of the parameters, which keep their shapes, and of their gradients."""
@@ -78,7 +85,8 @@ class WholeParameters(Pieces):
             gradients = [torch.empty(0, dtype=self.managed[number].parameter.dtype) if gradient is None else gradient
                          for number in used for gradient in [pieces[number].gradient]]
             for number, value in self._collect(used, gradients).items() if used else ():
-                self.parameters[number].grad = value.float().mul_(scale).view_as(self.parameters[number])
+                self.parameters[number].grad = value.to(self._dtype(number)).mul_(scale).view_as(
+                    self.parameters[number])
 
     def end_step(self) -> None:
         """Returns the new values to the ranks that have the pieces. Collective."""
@@ -90,7 +98,7 @@ class WholeParameters(Pieces):
     def _values(self, numbers: list[int], pieces: list[torch.Tensor]) -> dict[int, torch.Tensor]:
         """Returns what _collect() does, for values. Collective."""
         entry = self.managed[numbers[0]]
-        if self.core.placement == "sharded" or entry.parameter.dtype != torch.float32:
+        if self.core.placement == "sharded" or entry.parameter.dtype.itemsize == 2:
             return self._collect(numbers, pieces)
         self.core.use(entry.unit)
         return {number: self.core.parameter(number) for number in numbers if number in self.parameters}
@@ -115,8 +123,9 @@ class WholeParameters(Pieces):
         counts_in = [sum(self.counts[number][self.rank] for number in numbers if self.owner[number] == rank)
                      for rank in range(self.ranks)]
         counts_out = [sum(self.counts[number][rank] for number in own) for rank in range(self.ranks)]
-        received = torch.empty(sum(counts_in))
-        sent = torch.cat([torch.empty(0), *(part[rank] for rank in range(self.ranks) for part in parts)])
+        dtype = self._dtype(numbers[0])
+        received = torch.empty(sum(counts_in), dtype=dtype)
+        sent = torch.cat([torch.empty(0, dtype=dtype), *(part[rank] for rank in range(self.ranks) for part in parts)])
         dist.all_to_all_single(received, sent, counts_in, counts_out, self.group)
         return list(received.split([self.counts[number][self.rank] for number in numbers]))
 

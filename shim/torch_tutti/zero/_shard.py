@@ -17,7 +17,7 @@ from torch_tutti.zero._modules import find_units
 from torch_tutti.zero._optimizer import ZeroOptimizer
 from torch_tutti.zero._sharded_optimizer import ShardedOptimizer
 
-_PRECISIONS = {None: None, "bf16": torch.bfloat16}
+_PRECISIONS = {None: None, "bf16": torch.bfloat16, "fp16": torch.float16}
 # The number of gradient buffers in stage 1, which keeps all gradients: no unit waits for a buffer.
 UNLIMITED_BUFFERS = 1 << 20
 
@@ -48,8 +48,9 @@ def shard(model: nn.Module, optimizer: torch.optim.Optimizer, *, stage: int = 3,
     first. For sharded parameters: prefetch is how many units are gathered before their use, in the order of the last
     step; reshard frees a unit's memory after its forward(), and gathers it again for the backward pass.
 
-    precision: "bf16" converts parameters, gradients and floating-point inputs of the model's forward() to bfloat16; the
-    optimizer keeps float32 values, which start as the model's. None: no conversion.
+    precision: "bf16" converts parameters, gradients and floating-point inputs of the model's forward() to bfloat16, and
+    "fp16" to float16; the optimizer keeps float32 values, which start as the model's. BatchNorm layers
+    keep their own parameters. None: no conversion.
 
     compression: the form of gradients in messages ("int8"), or a torch_tutti.compression.Compression. If all hosts have
     equal numbers of ranks, only messages between hosts are compressed. The error is added to the next gradients.
@@ -62,13 +63,14 @@ def shard(model: nn.Module, optimizer: torch.optim.Optimizer, *, stage: int = 3,
     experts. Each rank keeps its own values and ordinary gradients, which are not averaged. Those that `optimizer` has,
     step() updates on this rank alone, and then sets their `grad` to None.
 
-    The parameters of a unit have one dtype, float32 or bfloat16. They are in CPU memory and may not be moved (`.to`, an
+    Parameters are float32, bfloat16, float16 or float64; those without elements are left alone. With bfloat16 and
+    float16 the optimizer keeps float32 values of its part. They are in CPU memory and may not be moved (`.to`, an
     assignment to `.data`) or changed in place, except by rank 0 in a `with optimizer.edit():` block; the next step
     raises an error. After backward() `grad` has no memory: it can be clipped, scaled and asked for its norm, by all
-    ranks together. Buffers start as rank 0's, and are each rank's own afterwards. With bfloat16 the optimizer keeps
-    float32 values of its part. AdamW, Adam and SGD run in C, bit-identical to torch's fused optimizers. Any other
-    optimizer is tried on small tensors: if it treats all elements alike it runs on flat parts, otherwise on whole
-    parameters, each on one rank. NotImplementedError, unless stage is 0, if it looks at several parameters together.
+    ranks together. Buffers start as rank 0's, and are each rank's own afterwards. AdamW, Adam and SGD run in C unless
+    a parameter is float64, bit-identical to torch's fused optimizers. Any other optimizer is tried on small tensors: if
+    it treats all elements alike it runs on flat parts, otherwise on whole parameters, each on one rank.
+    NotImplementedError, unless stage is 0, if it looks at several parameters together.
     """
     if isinstance(model, DistributedDataParallel):
         raise ValueError("zero.shard: the model is a DistributedDataParallel, which sums gradients itself; pass its "
@@ -81,7 +83,7 @@ def shard(model: nn.Module, optimizer: torch.optim.Optimizer, *, stage: int = 3,
         raise NotImplementedError("zero.shard: stage 0 does not compress gradients; DistributedDataParallel does with "
                                   "torch_tutti.compression.compress, and so do stages 1 to 3")
     if precision not in _PRECISIONS:
-        raise ValueError(f"zero.shard: precision={precision!r}; it must be 'bf16' or None")
+        raise ValueError(f"zero.shard: precision={precision!r}; it must be 'bf16', 'fp16' or None")
     settings = Settings(placement, stage == 3 and hosts is None, UNLIMITED_BUFFERS if stage == 1 else buffers, ahead,
                         prefetch, reshard, init, _PRECISIONS[precision], compression, find_ignored(model, ignored))
     ranks = group_of_ranks("zero.shard", group)

@@ -12,7 +12,7 @@ enum { COUNTS = sizeof counts / sizeof counts[0] };
 struct numbers { float value[COUNT_MAX + 2 * GUARD], first[COUNT_MAX + 2 * GUARD], second[COUNT_MAX + 2 * GUARD]; };
 static struct numbers before, after, expected;
 static uint16_t narrow[COUNT_MAX + 2 * GUARD];
-static char gradient[COUNT_MAX * 4 + 4];
+static char gradient[COUNT_MAX * 8 + 8];
 
 static float number_at(tutti_dtype dtype, size_t i)
 {
@@ -58,14 +58,15 @@ static void expect(enum update_rule rule, tutti_dtype dtype, bool moves, size_t 
 }
 static void compare(tutti_dtype dtype, size_t count)
 {
-    const struct format f = format_of(TUTTI_BFLOAT16);
+    const struct format f = format_of(dtype);
+    uint64_t quiet_nan = dtype == TUTTI_BFLOAT16 ? 0x7fc0 : 0x7e00;
     for (size_t at = 0; at < COUNT_MAX + 2 * GUARD; at++) {
         assert_true(same(after.value[at], expected.value[at]));
         assert_true(same(after.first[at], expected.first[at]));
         assert_true(same(after.second[at], expected.second[at]));
-        bool written = dtype == TUTTI_BFLOAT16 && at >= GUARD && at < GUARD + count;
+        bool written = dtype != TUTTI_FLOAT32 && at >= GUARD && at < GUARD + count;
         float value = expected.value[at];
-        uint64_t code = !written ? 0x5a5a : isnan(value) ? 0x7fc0 : encode(f, (double)value);
+        uint64_t code = !written ? 0x5a5a : isnan(value) ? quiet_nan : encode(f, (double)value);
         assert_int_equal(narrow[at], code);
     }
 }
@@ -74,7 +75,7 @@ static void check(enum update_rule rule, tutti_dtype dtype, bool moves, size_t c
     struct update_arrays a = { .value = after.value + GUARD, .gradient = gradient };
     if (moves) a.first = after.first + GUARD;
     if (rule != UPDATE_SGD) a.second = after.second + GUARD;
-    if (dtype == TUTTI_BFLOAT16) a.narrow = narrow + GUARD;
+    if (dtype != TUTTI_FLOAT32) a.narrow = narrow + GUARD;
     expect(rule, dtype, moves, count, f);
     for (int i = 0; kernels_isa_name(i); i++) {
         assert_true(kernels_select_isa(kernels_isa_name(i)));
@@ -105,25 +106,27 @@ static struct update_factors any_factors(int turn)
 static void test_steps_are_the_formulas(void **state)
 {
     (void)state;
-    static const tutti_dtype dtypes[] = { TUTTI_FLOAT32, TUTTI_BFLOAT16 };
+    static const tutti_dtype dtypes[] = { TUTTI_FLOAT32, TUTTI_BFLOAT16, TUTTI_FLOAT16 };
     for (int c = 0; c < COUNTS; c++)
         for (int turn = 0; turn < 12; turn++) {
             struct update_factors f = any_factors(turn);
             fill_numbers();
             for (enum update_rule rule = 0; rule < UPDATE_RULES; rule++)
-                for (int d = 0; d < 2; d++) check(rule, dtypes[d], rule != UPDATE_SGD || turn % 3, counts[c], &f);
+                for (int d = 0; d < 3; d++) check(rule, dtypes[d], rule != UPDATE_SGD || turn % 3, counts[c], &f);
         }
 }
 static void test_sums_of_squares(void **state)
 {
     (void)state;
+    static const tutti_dtype dtypes[] = { TUTTI_FLOAT32, TUTTI_BFLOAT16, TUTTI_FLOAT16, TUTTI_FLOAT64 };
     for (int c = 0; c < COUNTS; c++)
-        for (int wide = 0; wide < 2; wide++) {
-            tutti_dtype dtype = wide ? TUTTI_FLOAT32 : TUTTI_BFLOAT16;
+        for (int d = 0; d < 4; d++) {
+            tutti_dtype dtype = dtypes[d];
             double sum = 0, first = 0;
             for (size_t i = 0; i < counts[c]; i++) {
                 write_code(gradient, i, dtype, ordinary_code(dtype));
-                sum += (double)number_at(dtype, i) * (double)number_at(dtype, i);
+                double number = decode(format_of(dtype), read_code(gradient, i, dtype));
+                sum += number * number;
             }
             for (int i = 0; kernels_isa_name(i); i++) {
                 assert_true(kernels_select_isa(kernels_isa_name(i)));

@@ -115,8 +115,14 @@ static void test_what_is_refused(void **state)
     refuses(&m, "parameter 0 is of group 2");
     m.config.parameters = 0;
     refuses(&m, "at least one parameter");
+    m.dtype[3] = TUTTI_INT32;
+    refuses(&m, "unit 3 has elements of type int32");
     m.dtype[3] = TUTTI_FLOAT64;
-    refuses(&m, "unit 3 has elements of type float64");
+    m.config.rule = TUTTI_ZERO_ADAM;
+    refuses(&m, "unit 3 is float64, and the update rules compute in float32");
+    m.dtype[3] = TUTTI_FLOAT16;
+    m.config.compression.form = TUTTI_COMPRESS_INT8;
+    refuses(&m, "gradients of type float16 (unit 3) cannot be compressed");
     m.parameter[0].count = SIZE_MAX / 2;
     refuses(&m, "exceeds the address space");
 }

@@ -50,7 +50,7 @@ static void writes_pieces(tutti_zero *zero)
     for (int p = 0; p < PARAMETERS; p++) {
         REQUIRE(tutti_zero_get_piece(zero, p, &piece) == TUTTI_OK);
         for (size_t i = 0; i < piece.count; i++) {
-            piece.value[i] = number(p, piece.at + i);
+            ((float *)piece.value)[i] = number(p, piece.at + i);
             piece.first[i] = 4;
         }
         REQUIRE(tutti_zero_set_steps(zero, p, 7) == TUTTI_OK);
@@ -115,7 +115,7 @@ static void reads_only(struct rank *me)
         REQUIRE(tutti_zero_begin_pieces(zero) == TUTTI_OK && tutti_zero_claim_pieces(zero) == TUTTI_OK);
         REQUIRE(tutti_zero_get_piece(zero, 2, &piece) == TUTTI_OK);
         REQUIRE(placement != TUTTI_ZERO_WHOLE || piece.count == three[2].count);
-        for (size_t i = 0; i < piece.count; i++) REQUIRE(piece.value[i] == number(2, piece.at + i));
+        for (size_t i = 0; i < piece.count; i++) REQUIRE(((const float *)piece.value)[i] == number(2, piece.at + i));
         brings_ones(zero, TUTTI_FLOAT32);
         REQUIRE(tutti_zero_step(zero, &gentle, 1) == TUTTI_OK);
         has(me, zero, TUTTI_FLOAT32, 1.5f);

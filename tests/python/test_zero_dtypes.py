@@ -1,0 +1,157 @@
+"""Tests of zero.shard with all types of parameters: float16, float64, several in one unit, none of any, GradScaler, and
+norms that stay in float32."""
+import pytest
+import torch
+import torch.distributed as dist
+import torch.nn as nn
+from torch.nn.parallel import DistributedDataParallel
+from training import same_on_all_ranks
+from zero_training import OPTIMIZERS, STEPS, Network, agree, equal, go_back, ids_of, loss_of, pair, step_rounded, values
+
+from torch_tutti import zero
+
+
+class Mixed(nn.Module):
+    """Several types in one module, a parameter without elements, and one that is a single number."""
+
+    def __init__(self, dtype):
+        super().__init__()
+        torch.manual_seed(11)
+        self.words = nn.Embedding(48, 12)
+        self.gain = nn.Parameter(torch.randn(12, dtype=dtype))
+        self.nothing = nn.Parameter(torch.empty(0, 3))
+        self.norm = nn.LayerNorm(12)
+        self.blocks = nn.ModuleList([nn.Linear(12, 12), nn.Linear(12, 12).to(dtype)])
+        self.power = nn.Parameter(torch.ones(()))
+
+    def forward(self, ids):
+        x = self.norm(self.words(ids)) * self.power + self.nothing.sum()
+        x = self.blocks[0](x).tanh() * self.gain
+        return self.blocks[1](x.to(self.gain.dtype))
+
+
+def run_float64(world, make, name, options):
+    """Sums in float64, and the program's own optimizer on pieces in float64."""
+    judge, model = make(), make()
+    kind, settings = OPTIMIZERS[name]
+    judge = DistributedDataParallel(judge)
+    theirs = kind(judge.parameters(), **settings)
+    model, mine = zero.shard(model, kind(model.parameters(), **settings), **options)
+    for step in range(STEPS):
+        for trained, optimizer in ((judge, theirs), (model, mine)):
+            optimizer.zero_grad()
+            go_back(trained, optimizer, step, world.rank)
+            if step == 2:
+                nn.utils.clip_grad_norm_(trained.parameters(), 1e6)
+            optimizer.step()
+        with mine.whole():
+            agree(world, *(torch.cat([p.detach().double().flatten() for p in each.parameters()])
+                           for each in (model, judge)))
+    state = mine.state_dict()
+    assert [set(each) for each in state["state"].values()] == [
+        set(each) for each in theirs.state_dict()["state"].values()]
+    theirs.load_state_dict(state)
+    mine.load_state_dict(theirs.state_dict())
+
+
+def wide():
+    return Network(16).double()
+
+
+def mixed():
+    return Mixed(torch.float64)
+
+
+@pytest.mark.parametrize("make, name, options", [
+    (wide, "momentum", {"stage": 2}), (wide, "adamw", {"stage": 3, "hosts": "sharded"}), (mixed, "none", {"stage": 3}),
+    (mixed, "momentum", {"stage": 0}), (mixed, "adam", {"stage": 3, "hosts": "sharded"})])
+def test_float64_and_several_types(shared, make, name, options):
+    shared(2).run(run_float64, make, name, options)
+
+
+def train_rounded(world, judge, model, optimizer, change=lambda x: x):
+    """The judge keeps float32 values beside its parameters, of any type, and rounds after each step."""
+    kept = [p.detach().float().requires_grad_() for p in judge.parameters() if p.numel()]
+    theirs = torch.optim.AdamW(kept, lr=0.01, weight_decay=0.1, fused=True)
+    trained = nn.ParameterList(p for p in judge.parameters() if p.numel())
+    for step in range(STEPS):
+        for each in (judge, model):
+            (loss_of(each(change(ids_of(step, world.rank)))) * 512).backward()
+        step_rounded(world, trained, kept, theirs)
+        optimizer.step()
+        for mine, other in zip(model.parameters(), judge.parameters()):
+            equal(world, mine.detach().float(), other.detach().float())
+
+
+def adamw(model):
+    return torch.optim.AdamW(model.parameters(), lr=0.01, weight_decay=0.1, fused=True)
+
+
+def run_narrow(world, dtype, stage):
+    """One unit has float32, and bfloat16 or float16 beside it."""
+    model = Mixed(dtype)
+    train_rounded(world, Mixed(dtype), *zero.shard(model, adamw(model), stage=stage))
+
+
+@pytest.mark.parametrize("dtype, stage", [(torch.bfloat16, 2), (torch.float16, 3), (torch.float16, 0)])
+def test_narrow_types_beside_float32(shared, dtype, stage):
+    shared(2).run(run_narrow, dtype, stage)
+
+
+def normed():
+    torch.manual_seed(12)
+    return nn.Sequential(nn.Linear(64, 24), nn.BatchNorm1d(24), nn.GELU(), nn.LayerNorm(24), nn.Linear(24, 5))
+
+
+def run_batch_norm(world, precision, dtype):
+    """BatchNorm stays in float32, and all else is converted."""
+    judge, model = normed().to(dtype), normed()
+    judge[1].float()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, weight_decay=0.1)
+    model, optimizer = zero.shard(model, adamw(model), stage=3, precision=precision)
+    assert [p.dtype for p in model.parameters()] == [p.dtype for p in judge.parameters()]
+    assert model[1].weight.dtype == torch.float32
+    for step in range(STEPS):
+        for each in (judge, model):
+            output = each(ids_of(step, world.rank).to(dtype) / 48)
+            assert output.dtype == dtype
+    state = model.state_dict()
+    assert torch.equal(state["1.running_mean"], judge.state_dict()["1.running_mean"])
+    loss_of(model(ids_of(0, world.rank).float() / 48)).backward()
+    optimizer.step()
+    same_on_all_ranks(world, values(model))
+
+
+@pytest.mark.parametrize("precision, dtype", [("bf16", torch.bfloat16), ("fp16", torch.float16)])
+def test_batch_norm_stays_in_float32(shared, precision, dtype):
+    shared(2).run(run_batch_norm, precision, dtype)
+
+
+def run_scaled(world, stage, clips):
+    """float16 by autocast. In one step a rank has an infinite gradient, and all ranks skip it, as without zero."""
+    judge, theirs, model, mine = pair(lambda: Network(16), "momentum", stage)
+    scalers = [torch.amp.GradScaler("cpu", init_scale=2.0 ** 12, growth_interval=2) for _ in range(2)]
+    for step in range(STEPS):
+        before = values(model)
+        for trained, optimizer, scaler in ((judge, theirs, scalers[0]), (model, mine, scalers[1])):
+            optimizer.zero_grad()
+            with torch.autocast("cpu", torch.float16):
+                loss = loss_of(trained(ids_of(step, world.rank)))
+            scaler.scale(loss * (float("inf") if (step, world.rank) == (2, 1) else 1.0)).backward()
+            if clips:
+                scaler.unscale_(optimizer)
+                nn.utils.clip_grad_norm_(trained.parameters(), 1e-3)
+            scaler.step(optimizer)
+            scaler.update()
+        assert torch.equal(before, values(model)) == (step == 2)
+        assert scalers[0].get_scale() == scalers[1].get_scale()
+        same_on_all_ranks(world, values(model))
+        if clips:
+            torch.testing.assert_close(values(model), values(judge.module))
+        else:
+            agree(world, values(model), values(judge.module))
+
+
+@pytest.mark.parametrize("stage, clips", [(3, False), (2, True), (0, True)])
+def test_grad_scaler(shared, stage, clips):
+    shared(2).run(run_scaled, stage, clips)
