@@ -101,6 +101,8 @@ typedef struct tutti_zero_parameter {
     /* The group selects the hyperparameters of a step. */
     int group;                                          /* from 0 */
 } tutti_zero_parameter;
+/* Computes the square roots of `count` numbers; `to` may be `from`. The form is that of vmsSqrt of Intel's MKL. */
+typedef void tutti_square_roots(int count, const float *from, float *to, int64_t mode);
 /* The caller starts with TUTTI_ZERO_CONFIG_INIT. */
 typedef struct tutti_zero_config {
     size_t struct_size;                                 /* bytes */
@@ -125,10 +127,14 @@ typedef struct tutti_zero_config {
     bool ahead;
     /* The compression of gradients; not for WHOLE. */
     tutti_compression compression;
+    /* Rules ADAM and ADAMW: computes the square roots of second moments, and gets the mode. For the bits of optimizers
+       whose square roots are not correctly rounded. NULL: they are. With `ahead` the thread calls it. */
+    tutti_square_roots *square_roots;
+    int64_t square_roots_mode;
 } tutti_zero_config;
 #define TUTTI_ZERO_CONFIG_INIT \
     { sizeof(tutti_zero_config), NULL, 0, 0, 0, NULL, NULL, TUTTI_ZERO_SHARED, TUTTI_ZERO_NONE, 0, 0, 1, false, \
-        { TUTTI_COMPRESS_NONE, 0, false, false, 0, 0, 0 } }
+        { TUTTI_COMPRESS_NONE, 0, false, false, 0, 0, 0 }, NULL, 0 }
 /* Creates a tutti_zero and its arrays for the model in `config`. Collective. MISMATCH if the ranks describe different
    models. */
 TUTTI_API tutti_status tutti_zero_create(tutti_zero **out, const tutti_zero_config *config);

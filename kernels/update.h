@@ -2,8 +2,9 @@
  * and the value, and is stored. Models in bfloat16 or float16 also get a copy in their type.
  *
  * All arithmetic is in float32. Each line is one correctly rounded operation or one fused multiply-add, the same on
- * every instruction set. For float32, results are bit-identical to torch.optim with fused=True on a CPU (tested with
- * torch 2.13). */
+ * every instruction set, but for square roots that the caller computes. For float32, results are bit-identical to
+ * torch.optim with fused=True on a CPU, and without fused if torch computes the square roots (tested with torch
+ * 2.13). */
 #pragma once
 #include "include/tutti.h"
 #include <string.h>
@@ -54,6 +55,9 @@ static inline uint16_t float16_from_float(float number)
 
 /* ---- steps ---- */
 enum update_rule { UPDATE_SGD, UPDATE_ADAM, UPDATE_ADAMW, UPDATE_RULES };
+/* Computes the square roots of `count` numbers; `to` may be `from`. The form is that of vmsSqrt of Intel's MKL, in which
+   `mode` selects the accuracy. */
+typedef void square_roots_function(int count, const float *from, float *to, int64_t mode);
 /* The factors of one step, the same for all elements. The caller computes them in float64, then rounds. */
 struct update_factors {
     /* Gradients are multiplied by this: 1 ÷ the loss's scale, times the factor of clipping. */
@@ -70,6 +74,9 @@ struct update_factors {
     float root, epsilon;
     /* True in the first step of SGD: the moment becomes the gradient. */
     bool is_first_step;
+    /* Adam calls this for the square roots of the second moments. NULL: they are correctly rounded. */
+    square_roots_function *square_roots;
+    int64_t square_roots_mode;
 };
 /* The arrays of an update, each of `count` elements. They must not overlap. */
 struct update_arrays {

@@ -141,7 +141,7 @@ uint64_t partition_digest(const struct partition *partition, const tutti_zero_co
 {
     uint64_t digest = digest_mix_number(digest_mix_number(digest_mix_number(0, (uint64_t)partition->parameters),
                                             (uint64_t)config->placement),
-        (uint64_t)config->rule);
+        (uint64_t)config->rule * 2 + (config->square_roots != NULL));
     digest = digest_mix_number(digest,
         config->placement == TUTTI_ZERO_SHARDED ? (uint64_t)config->prefetch : (uint64_t)config->ahead);
     for (int i = 0; i < partition->parameters; i++) {

@@ -13,9 +13,12 @@ static bool rule_has_first_moment(tutti_zero_rule rule) { return rule > TUTTI_ZE
 static bool rule_has_second_moment(tutti_zero_rule rule) { return rule > TUTTI_ZERO_MOMENTUM; }
 
 /* ---- lifetime ---- */
-tutti_status optimizer_init(struct optimizer *optimizer, const struct partition *partition, tutti_zero_rule rule)
+tutti_status optimizer_init(struct optimizer *optimizer, const struct partition *partition,
+    const tutti_zero_config *config)
 {
-    *optimizer = (struct optimizer){ .partition = partition, .rule = rule };
+    *optimizer = (struct optimizer){ .partition = partition, .rule = config->rule };
+    optimizer->square_roots = config->square_roots;
+    optimizer->square_roots_mode = config->square_roots_mode;
     optimizer->state = memory_alloc_zeroed((size_t)partition->units, sizeof *optimizer->state);
     optimizer->steps = memory_alloc_zeroed((size_t)partition->parameters, sizeof *optimizer->steps);
     return optimizer->state && optimizer->steps ? TUTTI_OK
@@ -117,6 +120,8 @@ void optimizer_update_unit(struct optimizer *optimizer, int unit, const void *gr
         if (!used[parameter]) continue;
         const tutti_zero_rates *r = &rates[optimizer->partition->parameter[parameter].group];
         struct update_factors f = rule_compute_factors(optimizer->rule, r, (double)optimizer->steps[parameter], scale);
+        f.square_roots = optimizer->square_roots;
+        f.square_roots_mode = optimizer->square_roots_mode;
         optimizer_update_piece(optimizer, unit, &piece[i], gradient, &f);
     }
 }

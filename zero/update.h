@@ -13,6 +13,9 @@ struct optimizer_state {
 struct optimizer {
     const struct partition *partition;
     tutti_zero_rule rule;
+    /* As in tutti_zero_config. */
+    tutti_square_roots *square_roots;
+    int64_t square_roots_mode;
     struct optimizer_state *state;                      /* [units], owned */
     /* This many steps have updated each parameter. */
     uint64_t *steps;                                    /* [parameters], owned */
@@ -21,7 +24,8 @@ struct optimizer {
 };
 /* Allocates the list of states. optimizer_set_slice allocates the arrays. The caller must call optimizer_finish in
    every case. */
-tutti_status optimizer_init(struct optimizer *optimizer, const struct partition *partition, tutti_zero_rule rule);
+tutti_status optimizer_init(struct optimizer *optimizer, const struct partition *partition,
+    const tutti_zero_config *config);
 void optimizer_finish(struct optimizer *optimizer);
 /* Sets this rank's slice of the unit, takes its values, and allocates its moments. The slice must stay in place. */
 tutti_status optimizer_set_slice(struct optimizer *optimizer, int unit, void *slice);

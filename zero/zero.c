@@ -198,7 +198,7 @@ static tutti_status zero_init_parts(tutti_zero *zero, const tutti_zero_config *c
     TRY(tutti_comm_split(config->comm, 0, zero->partition.rank, &zero->control_comm));
     TRY(placement_init(&zero->placement, &zero->partition, config, &zero->comms, zero->control_comm, &zero->trace));
     TRY(reducer_init(&zero->reducer, &zero->partition, config, &zero->comms, zero->control_comm, &zero->trace));
-    TRY(optimizer_init(&zero->optimizer, &zero->partition, config->rule));
+    TRY(optimizer_init(&zero->optimizer, &zero->partition, config));
     zero->rates = memory_alloc_zeroed((size_t)zero->partition.groups, sizeof *zero->rates);
     if (!zero->rates) return status_fail(TUTTI_NO_MEMORY, "zero: no memory for %d groups", zero->partition.groups);
     bool ahead = config->ahead && config->rule != TUTTI_ZERO_NONE && config->placement != TUTTI_ZERO_SHARDED;

@@ -22,16 +22,20 @@ INLINE uint16_t narrow_from_float(float number, tutti_dtype dtype)
 }
 
 /* ---- one element; the moments are updated in place ---- */
-/* Updates the moments of one element in place by Adam, and returns the new value of the element. The caller has
-   multiplied the gradient by f->scale and applied f->decay. */
-INLINE float adam_update_element(const struct update_factors *f, float gradient, float value, float *first,
-    float *second)
+/* Updates the moments of one element by Adam. The caller has multiplied the gradient by f->scale, and for Adam applied
+   f->decay. */
+INLINE void adam_update_moments(const struct update_factors *f, float gradient, float *first, float *second)
 {
     /* The interpolation starts from the nearer end, as in torch. */
     bool near = f->take1 < 0.5f;
     *first = fmaf(near ? f->take1 : f->take1 - 1.0f, gradient - *first, near ? *first : gradient);
     *second = fmaf(f->take2 * gradient, gradient, *second * f->keep2);
-    return value - f->rate * *first / (sqrtf(*second) / f->root + f->epsilon);
+}
+/* Returns the new value of one element by Adam. For AdamW the caller has applied f->decay. square_root: of the second
+   moment. */
+INLINE float adam_update_value(const struct update_factors *f, float value, float first, float square_root)
+{
+    return value - f->rate * first / (square_root / f->root + f->epsilon);
 }
 /* Returns the new value of one element by SGD, and updates its moment *first; first is NULL without momentum. The
    caller has multiplied the gradient by f->scale. */
@@ -54,13 +58,44 @@ INLINE void update_adam(const struct update_arrays *a, size_t count, const struc
     for (size_t i = 0; i < count; i++) {
         float g = number_load_float(a->gradient, i, dtype) * f.scale, old = value[i], m = first[i],
               v = second[i];
-        float new = is_adamw ? adam_update_element(&f, g, old * f.decay, &m, &v)
-                             : adam_update_element(&f, fmaf(old, f.decay, g), old, &m, &v);
+        adam_update_moments(&f, is_adamw ? g : fmaf(old, f.decay, g), &m, &v);
+        float new = adam_update_value(&f, is_adamw ? old * f.decay : old, m, sqrtf(v));
         first[i] = m;
         second[i] = v;
         value[i] = new;
         if (dtype != TUTTI_FLOAT32) narrow[i] = narrow_from_float(new, dtype);
     }
+}
+/* Does what update_adam does for the elements from `begin` to `end`, at most ROOTS, with the caller's square roots. */
+enum { ROOTS = 2048 };
+INLINE void update_adam_some(const struct update_arrays *a, size_t begin, size_t end,
+    const struct update_factors *factors, bool is_adamw, tutti_dtype dtype)
+{
+    const struct update_factors f = *factors;
+    float *restrict value = a->value, *restrict first = a->first, *restrict second = a->second;
+    uint16_t *restrict narrow = a->narrow;
+    float root[ROOTS];
+    for (size_t i = begin; i < end; i++) {
+        float g = number_load_float(a->gradient, i, dtype) * f.scale, m = first[i], v = second[i];
+        adam_update_moments(&f, is_adamw ? g : fmaf(value[i], f.decay, g), &m, &v);
+        first[i] = m;
+        second[i] = v;
+    }
+    f.square_roots((int)(end - begin), second + begin, root, f.square_roots_mode);
+    for (size_t i = begin; i < end; i++) {
+        float old = value[i], new = adam_update_value(&f, is_adamw ? old * f.decay : old, first[i], root[i - begin]);
+        value[i] = new;
+        if (dtype != TUTTI_FLOAT32) narrow[i] = narrow_from_float(new, dtype);
+    }
+}
+/* Calls update_adam, or update_adam_some for each part of the elements if the caller computes the square roots. */
+INLINE void update_adam_all(const struct update_arrays *a, size_t count, const struct update_factors *f, bool is_adamw,
+    tutti_dtype dtype)
+{
+    if (!f->square_roots) update_adam(a, count, f, is_adamw, dtype);
+    else
+        for (size_t i = 0; i < count; i += ROOTS)
+            update_adam_some(a, i, count - i < ROOTS ? count : i + ROOTS, f, is_adamw, dtype);
 }
 /* Updates `count` elements by SGD, with momentum in a->first if has_momentum. dtype is as in update_adam. */
 INLINE void update_sgd(const struct update_arrays *a, size_t count, const struct update_factors *factors,
@@ -112,11 +147,11 @@ INLINE double numbers_sum_squares(const void *from, size_t count, tutti_dtype dt
     }                                                                                                                  \
     static void adam_##dtype(const struct update_arrays *a, size_t count, const struct update_factors *f)              \
     {                                                                                                                  \
-        update_adam(a, count, f, false, TUTTI_##dtype);                                                                \
+        update_adam_all(a, count, f, false, TUTTI_##dtype);                                                            \
     }                                                                                                                  \
     static void adamw_##dtype(const struct update_arrays *a, size_t count, const struct update_factors *f)             \
     {                                                                                                                  \
-        update_adam(a, count, f, true, TUTTI_##dtype);                                                                 \
+        update_adam_all(a, count, f, true, TUTTI_##dtype);                                                             \
     }
 UPDATE_MAP(X)
 #undef X

@@ -80,7 +80,7 @@ def run_scheduled(world):
         model.scale.requires_grad_(False)
         norms = [p for p in model.parameters() if p.dim() == 1]
         rest = [p for p in model.parameters() if p.dim() > 1]
-        return torch.optim.AdamW([{"params": norms, "weight_decay": 0.0}, {"params": rest}], lr=0.02, fused=True)
+        return torch.optim.AdamW([{"params": norms, "weight_decay": 0.0}, {"params": rest}], lr=0.02)
 
     judge, model = Network(16), Network(16)
     theirs = grouped(judge)
@@ -109,7 +109,7 @@ def run_bfloat16(world, make, stage):
     """The judge keeps float32 values beside the model's, and rounds after each step. Two ranks: a sum has one order."""
     judge, model = make().bfloat16(), make().bfloat16()
     kept = [p.detach().float().requires_grad_() for p in judge.parameters()]
-    theirs = torch.optim.AdamW(kept, lr=0.01, weight_decay=0.1, fused=True)
+    theirs = torch.optim.AdamW(kept, lr=0.01, weight_decay=0.1)
     model, mine = zero.shard(model, torch.optim.AdamW(model.parameters(), lr=0.01, weight_decay=0.1), stage=stage)
     for step in range(STEPS):
         loss_of(judge(ids_of(step, world.rank))).backward()

@@ -8,7 +8,7 @@ from torch.distributed.algorithms.join import Join
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel
 from training import flat, same_on_all_ranks
-from zero_training import (OPTIMIZERS, STEPS, Network, Picky, agree, fused, go_back, ids_of, loss_of, refused, values)
+from zero_training import (OPTIMIZERS, STEPS, Network, Picky, agree, go_back, ids_of, loss_of, refused, values)
 
 from torch_tutti import zero
 
@@ -28,7 +28,7 @@ class Normed(nn.Module):
 def run_wrapped(world, make, name, stage, turns, ddp, options):
     kind, settings = OPTIMIZERS[name]
     judge, wrapped = DistributedDataParallel(make(), **ddp), DistributedDataParallel(make(), **ddp)
-    theirs = kind(judge.parameters(), **settings, **fused(name))
+    theirs = kind(judge.parameters(), **settings)
     mine = zero.wrap_ddp(wrapped, kind(wrapped.parameters(), **settings), stage=stage, **options)
     assert isinstance(mine, zero.ZeroOptimizer)
     for step in range(STEPS):

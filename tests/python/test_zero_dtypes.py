@@ -72,7 +72,7 @@ def test_float64_and_several_types(shared, make, name, options):
 def train_rounded(world, judge, model, optimizer, change=lambda x: x):
     """The judge keeps float32 values beside its parameters, of any type, and rounds after each step."""
     kept = [p.detach().float().requires_grad_() for p in judge.parameters() if p.numel()]
-    theirs = torch.optim.AdamW(kept, lr=0.01, weight_decay=0.1, fused=True)
+    theirs = torch.optim.AdamW(kept, lr=0.01, weight_decay=0.1)
     trained = nn.ParameterList(p for p in judge.parameters() if p.numel())
     for step in range(STEPS):
         for each in (judge, model):
@@ -84,7 +84,7 @@ def train_rounded(world, judge, model, optimizer, change=lambda x: x):
 
 
 def adamw(model):
-    return torch.optim.AdamW(model.parameters(), lr=0.01, weight_decay=0.1, fused=True)
+    return torch.optim.AdamW(model.parameters(), lr=0.01, weight_decay=0.1)
 
 
 def run_narrow(world, dtype, stage):

@@ -7,7 +7,7 @@ import torch
 from torch.autograd.graph import save_on_cpu
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import register_optimizer_step_pre_hook
-from zero_training import OPTIMIZERS, STEPS, Network, agree, fused, go_back, pair, train_beside, values
+from zero_training import OPTIMIZERS, STEPS, Network, agree, go_back, pair, train_beside, values
 
 from torch_tutti import zero
 
@@ -110,8 +110,7 @@ def run_step_hooks(world, name, registered_on):
     may be registered before the model is sharded, or on either optimizer afterwards."""
     kind, settings = OPTIMIZERS[name]
     judge, model, calls = DistributedDataParallel(Network(16)), Network(16), {}
-    theirs, given = (kind(module.parameters(), **settings, **fused(name) if module is judge else {})
-                     for module in (judge, model))
+    theirs, given = (kind(module.parameters(), **settings) for module in (judge, model))
 
     def register(optimizer, key):
         found = calls[key] = []

@@ -37,8 +37,8 @@ def begin(world, stage):
     judge, model = WithOwnExpert(world.rank), WithOwnExpert(world.rank)
     names = [f"own.{name}" for name in judge.own.state_dict()]
     DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(judge, names)
-    theirs = torch.optim.AdamW(options(judge), lr=0.01, fused=True)
-    given = torch.optim.AdamW(options(model), lr=0.01, fused=True)
+    theirs = torch.optim.AdamW(options(judge), lr=0.01)
+    given = torch.optim.AdamW(options(model), lr=0.01)
     return DistributedDataParallel(judge), theirs, *zero.shard(model, given, stage=stage, ignored=[model.own])
 
 

@@ -21,7 +21,6 @@ OPTIMIZERS = {
     "sgd": (torch.optim.SGD, {"lr": 0.05}),
     "none": (torch.optim.RMSprop, {"lr": 0.001, "momentum": 0.5}),
 }
-ODD = ("momentum", "sgd", "none")       # torch's fused Adam rounds the last few elements of odd tensors otherwise
 
 
 # ---- models ----
@@ -115,14 +114,10 @@ def go_back(model, optimizer, step, rank, turns=1):
             loss_of(model(ids_of(step, rank, turn))).backward()
 
 
-def fused(name):
-    return {"fused": True} if name in ("adamw", "adam") else {}
-
-
 def pair(make, name, stage, ddp={}, **options):
     kind, settings = OPTIMIZERS[name]
     judge = DistributedDataParallel(make(), **ddp)
-    theirs = kind(judge.parameters(), **settings, **fused(name))
+    theirs = kind(judge.parameters(), **settings)
     model = make()
     model, mine = zero.shard(model, kind(model.parameters(), **settings), stage=stage, **options)
     return judge, theirs, model, mine

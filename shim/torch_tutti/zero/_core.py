@@ -10,6 +10,7 @@ import torch
 
 from torch_tutti._library import _check, _library, dtype_numbers
 from torch_tutti.compression import Compression, _Compression, described
+from torch_tutti.zero._square_roots import FUNCTION, SquareRoots
 
 PLACEMENTS = {"shared": 0, "replicated": 1, "sharded": 2, "whole": 3}
 # The types that parameters may have.
@@ -26,7 +27,8 @@ class _Config(ctypes.Structure):
     _fields_ = [("struct_size", c_size_t), ("comm", c_void_p), ("parameters", c_int), ("units", c_int),
                 ("groups", c_int), ("parameter", POINTER(_Parameter)), ("dtype", POINTER(c_int)), ("placement", c_int),
                 ("rule", c_int), ("buffers", c_int), ("timeout_ms", c_int64), ("prefetch", c_int),
-                ("ahead", c_bool), ("compression", _Compression)]
+                ("ahead", c_bool), ("compression", _Compression), ("square_roots", FUNCTION),
+                ("square_roots_mode", c_int64)]
 
 
 class Rates(ctypes.Structure):
@@ -74,7 +76,7 @@ class Core:
 
     def __init__(self, communicator: int, parameters: Sequence[ParameterInfo], dtypes: Sequence[torch.dtype],
                  groups: int, placement: str, rule: str, buffers: int, timeout_ms: int, prefetch: int, ahead: bool,
-                 compression: str | Compression | None) -> None:
+                 compression: str | Compression | None, square_roots: SquareRoots) -> None:
         """Creates a tutti_zero. parameters: in the order of units. dtypes: one for each unit. groups: how many
         parameter groups there are. The other arguments are fields of tutti_zero_config. Collective."""
         dtype_number = dtype_numbers()
@@ -82,7 +84,7 @@ class Core:
         dtype_array = (c_int * len(dtypes))(*(dtype_number[DTYPES[dtype]] for dtype in dtypes))
         config = _Config(ctypes.sizeof(_Config), communicator, len(parameters), len(dtypes), groups, parameter_array,
                          dtype_array, PLACEMENTS[placement], RULES[rule], buffers, timeout_ms, prefetch, ahead,
-                         described(compression))
+                         described(compression), square_roots.function or FUNCTION(), square_roots.mode)
         self._zero = c_void_p()
         self.placement, self.has_feedback = placement, bool(config.compression.form and config.compression.feedback)
         self._counts = [parameter.count for parameter in parameters]

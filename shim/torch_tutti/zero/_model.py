@@ -25,6 +25,7 @@ from torch_tutti.zero._modules import find_modules_on_meta, materialize_untraine
 from torch_tutti.zero._optimizer import ZeroOptimizer, find_what_it_looks_at, rule_of
 from torch_tutti.zero._parameters import collect_managed
 from torch_tutti.zero._sharded import Uses
+from torch_tutti.zero._square_roots import ROUNDED, square_roots_of
 
 # {parameter: weak reference to the Manager of its model}
 _managers: Any = WeakTensorKeyDictionary()
@@ -82,6 +83,7 @@ class Manager:
                       for entry in self.managed]
         self.rule = "none" if torch.float64 in dtypes else rule_of(type(optimizer), optimizer.param_groups)
         self.finding = find_what_it_looks_at(optimizer, self.rule, settings.placement)
+        self.square_roots = square_roots_of(self.rule, optimizer.param_groups) or ROUNDED
         self.core = self._create_core(parameters, dtypes, len(optimizer.param_groups), settings)
         self.arrivals = Arrivals(group)
         self._move_parameters(model, on_meta, settings.init)
@@ -104,7 +106,7 @@ class Manager:
         make_core = functools.partial(Core, backend._communicator, parameters, dtypes, groups,
                                       rule=self.rule, buffers=settings.buffers, prefetch=settings.prefetch,
                                       ahead=settings.ahead, compression=settings.compression,
-                                      timeout_ms=math.ceil(timeout.total_seconds() * 1000) if timeout else 0)
+                                      square_roots=self.square_roots, timeout_ms=math.ceil(timeout.total_seconds() * 1000) if timeout else 0)
         try:
             return make_core(placement=settings.placement)
         except NotImplementedError as reason:

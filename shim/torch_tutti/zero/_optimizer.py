@@ -21,6 +21,7 @@ from torch_tutti.zero._core import Rates
 from torch_tutti.zero._gradients import DividedGradient
 from torch_tutti.zero._local import LocalParameters
 from torch_tutti.zero._pieces import Pieces, WholeParameters
+from torch_tutti.zero._square_roots import square_roots_of
 
 if TYPE_CHECKING:
     from torch_tutti.zero._model import Manager
@@ -39,6 +40,8 @@ def rule_of(optimizer_class: type[torch.optim.Optimizer], groups: list[dict[str,
     if optimizer_class is torch.optim.SGD:
         return "momentum" if any(group["momentum"] for group in groups) else "sgd"
     if optimizer_class in (torch.optim.Adam, torch.optim.AdamW):
+        if square_roots_of("adam", groups) is None:
+            return "none"
         decoupled_by_default = optimizer_class is torch.optim.AdamW
         decoupled_values = {bool(group.get("decoupled_weight_decay", decoupled_by_default)) for group in groups}
         return "none" if len(decoupled_values) > 1 else "adamw" if decoupled_values.pop() else "adam"
