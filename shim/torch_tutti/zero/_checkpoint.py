@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 
 from torch_tutti._optimizer_trial import optimizer_like, step_without_hooks
+from torch_tutti.zero._parameters import inverse_of
 
 if TYPE_CHECKING:
     from torch_tutti.zero._optimizer import ZeroOptimizer
@@ -218,14 +219,19 @@ class Checkpoint:
                 for number, group in enumerate(self.optimizer.param_groups)]
 
     # ---- the whole state on each rank ----
+    def _shaped(self, number: int, name: str, shape: torch.Size, whole: torch.Tensor) -> torch.Tensor:
+        """Returns a view of a whole state value in its shape. Values that the optimizer does not keep whole are in the
+        order of the parameter's memory."""
+        return whole.view(shape) if self._is_owned(name) else self.manager.managed[number].shaped(whole)
+
     def _gather_whole(self, number: int, name: str, shape: torch.Size, part: torch.Tensor) -> torch.Tensor:
         """Returns a whole tensor of this shape, made of the parts of all ranks. Collective, except in stage 0."""
         if self.core.placement == "whole":
-            return part.clone().view(shape)
+            return self._shaped(number, name, shape, part.clone())
         whole = torch.empty(shape.numel(), dtype=part.dtype)
         parts = list(whole.split(self._counts(number, name, shape.numel())))
         dist.all_gather(parts, part.reshape(-1), self.group)
-        return whole.view(shape)
+        return self._shaped(number, name, shape, whole)
 
     def _gather_on_rank_0(self, number: int, name: str, shape: torch.Size, part: torch.Tensor) -> torch.Tensor | None:
         """Returns what _gather_whole() does on rank 0, and None on the others. Collective."""
@@ -233,7 +239,7 @@ class Checkpoint:
         whole = torch.empty(shape.numel() if is_first else 0, dtype=part.dtype)
         sent = [part.numel(), *[0] * (self.ranks - 1)]
         dist.all_to_all_single(whole, part.reshape(-1), counts if is_first else [0] * self.ranks, sent, self.group)
-        return whole.view(shape) if is_first else None
+        return self._shaped(number, name, shape, whole) if is_first else None
 
     def state_dict(self, on_all_ranks: bool) -> dict[str, Any]:
         """Returns the state that ZeroOptimizer.state_dict() documents, on all ranks; or on rank 0, and {} elsewhere.
@@ -252,7 +258,7 @@ class Checkpoint:
         if self.core.has_feedback:
             found["lost"] = {}
             for number, entry in enumerate(self.manager.managed):
-                residual = self.core.residual(number).view(entry.parameter.shape)
+                residual = entry.shaped(self.core.residual(number))
                 if returns_state:
                     found["lost"][entry.name] = residual
         return found if returns_state else {}
@@ -294,7 +300,7 @@ class Checkpoint:
                 raise ValueError(f"zero: the residual of parameter {entry.name} has the shape {tuple(value.shape)} in "
                                  f"the state, but should have {tuple(entry.parameter.shape)}")
         for number, value in enumerate(found):
-            self.core.set_residual(number, value)
+            self.core.set_residual(number, managed[number].flatten(value))
 
     def _own_part(self, number: int, name: str, value: Any, is_owned: bool = False) -> Any:
         """Returns this rank's part of a state value: of a whole tensor, or of the boxes of a Parts. It is flat unless
@@ -302,7 +308,7 @@ class Checkpoint:
         elements."""
         managed, piece = self.manager.managed[number], self.core.piece(number)
         if isinstance(value, Parts):
-            flat = [part.reshape(-1) for _, part in value.parts]
+            flat = [part.reshape(-1) if is_owned else managed.flatten(part) for _, part in value.parts]
             shape, value = value.shape, flat[0] if len(flat) == 1 else torch.cat(
                 [torch.empty(0, dtype=value.dtype), *flat])
             count = (self._counts(number, name, shape.numel())[dist.get_rank(self.group)] if is_owned
@@ -316,7 +322,7 @@ class Checkpoint:
         if value.numel() != managed.parameter.numel():
             raise ValueError(f"zero: {name} of parameter {managed.name} has {value.numel()} elements in the state, but "
                              f"should have {managed.parameter.numel()}")
-        return value.reshape(-1)[piece.at: piece.at + piece.value.numel()]
+        return managed.flatten(value.reshape(managed.parameter.shape))[piece.at: piece.at + piece.value.numel()]
 
     def _own_parts(self, number: int, values: dict[str, Any]) -> dict[str, Any]:
         """Returns this rank's parts of all state values of a parameter, {name: part}."""
@@ -392,13 +398,16 @@ class ShardedState:
     def _as_parts(self, number: int, name: str, shape: torch.Size, part: torch.Tensor) -> torch.Tensor:
         """Returns a Parts of this shape that has `part`, this rank's part of a parameter's values or state. In stage 0,
         where nothing is divided, returns `part` in this shape."""
-        if self._checkpoint.core.placement == "whole":
-            return part.view(shape)
-        begin = 0 if self._checkpoint._is_owned(name) else self._checkpoint.core.piece(number).at
-        found_boxes = list(boxes(tuple(shape), begin, begin + part.numel()))
+        checkpoint, managed = self._checkpoint, self._manager.managed[number]
+        if checkpoint.core.placement == "whole":
+            return checkpoint._shaped(number, name, shape, part)
+        is_owned = checkpoint._is_owned(name)
+        begin, order = (0, list(range(len(shape)))) if is_owned else (checkpoint.core.piece(number).at, managed.order())
+        found_boxes = list(boxes(tuple(shape[dim] for dim in order), begin, begin + part.numel()))
         flat = part.reshape(-1).split([math.prod(sizes) for _, sizes in found_boxes]) if found_boxes else ()
-        return Parts(shape, part.dtype,
-                     [(offsets, values.view(sizes)) for values, (offsets, sizes) in zip(flat, found_boxes)])
+        inverse = inverse_of(order)
+        return Parts(shape, part.dtype, [(tuple(offsets[dim] for dim in inverse), values.view(sizes).permute(inverse))
+                                         for values, (offsets, sizes) in zip(flat, found_boxes)])
 
     @torch.no_grad()
     def load_state_dict(self, state: dict[str, Any]) -> None:

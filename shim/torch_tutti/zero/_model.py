@@ -122,9 +122,9 @@ class Manager:
         untrained parameters. on_meta: modules whose first values rank 0 sets. Collective."""
         is_first, float32_values = dist.get_rank(self.group) == 0, {}
         for number, (_, parameter, _) in enumerate(self.managed):
-            view = self.core.parameter(number).view(parameter.shape)
+            view = self.managed[number].shaped(self.core.parameter(number))
             if view.dtype != parameter.dtype and not parameter.is_meta:
-                float32_values[number] = parameter.detach().float()
+                float32_values[number] = self.managed[number].flatten(parameter.detach()).float()
             if parameter.is_meta:
                 torch.utils.swap_tensors(parameter, nn.Parameter(view))         # the optimizer keeps the same object
             else:
@@ -142,7 +142,7 @@ class Manager:
         for number, whole in float32_values.items():
             dist.broadcast(whole, group=self.group, group_src=0)
             piece = self.core.piece(number)
-            piece.value.copy_(whole.reshape(-1)[piece.at: piece.at + piece.value.numel()])
+            piece.value.copy_(whole[piece.at: piece.at + piece.value.numel()])
         kept = {entry.parameter for entry in self.managed} | self.ignored
         for tensor in (each for each in (*model.buffers(), *model.parameters()) if each not in kept):
             whole = tensor.contiguous()
@@ -235,7 +235,7 @@ class Manager:
         gradient = parameter.grad
         if gradient is not None and not isinstance(gradient, DividedGradient):
             buffer, adds = self.core.gradient(number)
-            flat = (gradient.to_dense() if gradient.is_sparse else gradient).reshape(-1)
+            flat = self.managed[number].flatten(gradient.to_dense() if gradient.is_sparse else gradient)
             buffer.add_(flat) if adds or number in self.written else buffer.copy_(flat)
             parameter.grad = None
         elif number not in self.written:
@@ -249,7 +249,7 @@ class Manager:
         the buffer has the gradient of an earlier pass, returns the product instead: autograd accumulates it, and
         take_gradient() adds it to the buffer."""
         flat, adds = self.core.gradient(number)
-        buffer = flat.view(self.managed[number].parameter.shape)
+        buffer = self.managed[number].shaped(flat)
         if adds:
             return left.mm(right)
         buffer.add_(left.mm(right)) if number in self.written else torch.mm(left, right, out=buffer)
@@ -260,7 +260,7 @@ class Manager:
         """Sums rows by their ids, an embedding's gradient or a part of it, into the core's buffer, and returns None; or
         returns the sum, as write_product() does. padding: an id whose rows are left out, or -1."""
         flat, adds = self.core.gradient(number)
-        buffer = flat.view(self.managed[number].parameter.shape)
+        buffer = self.managed[number].shaped(flat)
         if adds:
             return sum_rows(rows, ids, len(buffer), padding)
         unique_ids, row_of_id = ids.long().unique(return_inverse=True)

@@ -19,6 +19,34 @@ class Managed(NamedTuple):
     parameter: nn.Parameter
     unit: int
 
+    # ---- the elements of the parameter, flat in the order of its memory ----
+    def order(self) -> list[int]:
+        """Returns the dimensions in the order of memory, from the outermost one on: [0, 2, 3, 1] for channels_last.
+        Those of a parameter with gaps or shared elements are in their own order."""
+        dims = list(range(self.parameter.dim()))
+        found = sorted(dims, key=self.parameter.stride, reverse=True)
+        return dims if self.parameter.is_contiguous() or not self._is_dense(found) else found
+
+    def _is_dense(self, order: list[int]) -> bool:
+        """True if the dimensions in this order have no gaps and share no elements."""
+        return self.parameter.permute(order).is_contiguous()
+
+    def flatten(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Returns the elements of a tensor of the parameter's shape."""
+        return tensor.permute(self.order()).reshape(-1)
+
+    def shaped(self, flat: torch.Tensor) -> torch.Tensor:
+        """Returns a view of all elements in the parameter's shape, with its strides unless it has gaps."""
+        parameter = self.parameter
+        if parameter.is_contiguous() or self._is_dense(self.order()):
+            return flat.as_strided(parameter.shape, parameter.stride())
+        return flat.view(parameter.shape)
+
+
+def inverse_of(order: list[int]) -> list[int]:
+    """Returns the permutation that undoes another."""
+    return sorted(range(len(order)), key=order.__getitem__)
+
 
 def collect_managed(modules: list[nn.Module], group_of: dict[nn.Parameter, int], ignored: set[torch.Tensor],
                     dtype: torch.dtype | None) -> tuple[list[Managed], list[nn.Module], list[torch.dtype]]:

@@ -20,10 +20,10 @@ class Pieces:
         self.core, self.managed = manager.core, manager.managed
         self.is_whole = self.core.placement == "whole"
         self.parameters: dict[int, torch.nn.Parameter] = {}
-        for number, (_, parameter, _) in enumerate(self.managed):
+        for number, entry in enumerate(self.managed):
             value = self.core.piece(number).value
             if value.numel():
-                self.parameters[number] = torch.nn.Parameter(value.view(parameter.shape) if self.is_whole else value)
+                self.parameters[number] = torch.nn.Parameter(entry.shaped(value) if self.is_whole else value)
 
     def begin_step(self, scale: float) -> None:
         """Sets the gradients of the pieces to the averages times `scale`; None without a gradient on any
@@ -33,7 +33,7 @@ class Pieces:
             gradient = piece.gradient if piece.used else None
             parameter.grad = None
             if gradient is not None:
-                parameter.grad = gradient.to(parameter.dtype).mul(scale).view(parameter.shape)
+                parameter.grad = gradient.to(parameter.dtype).mul(scale).as_strided(parameter.shape, parameter.stride())
 
     def end_step(self) -> None:
         """Writes what the optimizer has computed into the core's pieces. Frees the gradients."""
@@ -79,14 +79,14 @@ class WholeParameters(Pieces):
         for numbers in self.units:
             pieces = {number: self.core.piece(number) for number in numbers}
             for number, value in self._values(numbers, [pieces[number].value for number in numbers]).items():
-                self.parameters[number].copy_(value.view_as(self.parameters[number]))
+                self.parameters[number].copy_(self.managed[number].shaped(value))
             # a gradient is missing on all ranks, or on none; empty pieces have none
             used = [number for number in numbers if pieces[number].used]
             gradients = [torch.empty(0, dtype=self.managed[number].parameter.dtype) if gradient is None else gradient
                          for number in used for gradient in [pieces[number].gradient]]
             for number, value in self._collect(used, gradients).items() if used else ():
-                self.parameters[number].grad = value.to(self._dtype(number)).mul_(scale).view_as(
-                    self.parameters[number])
+                self.parameters[number].grad = self.managed[number].shaped(
+                    value.to(self._dtype(number)).mul_(scale))
 
     def end_step(self) -> None:
         """Returns the new values to the ranks that have the pieces. Collective."""
@@ -119,7 +119,7 @@ class WholeParameters(Pieces):
     def _distribute(self, numbers: list[int]) -> list[torch.Tensor]:
         """Returns this rank's flat pieces of the owners' values. numbers: in the order of owners. Collective."""
         own = [number for number in numbers if number in self.parameters]
-        parts = [self.parameters[number].detach().reshape(-1).split(self.counts[number]) for number in own]
+        parts = [self.managed[number].flatten(self.parameters[number].detach()).split(self.counts[number]) for number in own]
         counts_in = [sum(self.counts[number][self.rank] for number in numbers if self.owner[number] == rank)
                      for rank in range(self.ranks)]
         counts_out = [sum(self.counts[number][rank] for number in own) for rank in range(self.ranks)]
