@@ -6,13 +6,15 @@ rank, or are divided among the ranks.
         loss_of(model(batch)).backward()
         optimizer.clip_grad_norm_(1.0)
         optimizer.step()
+        optimizer.zero_grad()
 
 The modules accelerate, lightning and transformers are for programs of these frameworks, and import them.
 """
+from torch_tutti.zero._clipping import clip_grad_norm_
 from torch_tutti.zero._ddp import wrap_ddp
 from torch_tutti.zero._deepspeed import from_deepspeed
 from torch_tutti.zero._optimizer import ZeroOptimizer
 from torch_tutti.zero._shard import shard
 from torch_tutti.zero._sharded_optimizer import ShardedOptimizer, sharded
 
-__all__ = ["ShardedOptimizer", "ZeroOptimizer", "from_deepspeed", "shard", "sharded", "wrap_ddp"]
+__all__ = ["ShardedOptimizer", "ZeroOptimizer", "clip_grad_norm_", "from_deepspeed", "shard", "sharded", "wrap_ddp"]

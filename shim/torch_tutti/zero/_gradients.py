@@ -182,6 +182,21 @@ class Gradients:
             self.norms[kind] = dict(enumerate(self._compute_norms(kind)))
         return self.norms[kind][number] * (abs(self.scale) if kind else 1.0)
 
+    def all_norms(self, kind: float = 2.0) -> list[torch.Tensor]:
+        """Returns norm() of each gradient. Collective."""
+        return [self.norm(number, kind) for number in range(len(self.parameters))]
+
+    @torch.no_grad()
+    def own_part(self, number: int) -> torch.Tensor | None:
+        """Returns a copy of this rank's piece of a gradient as the next step uses it, flat; None on all ranks if no
+        rank has a gradient. Collective for the first gradient of a step."""
+        self._settle()
+        piece = self.core.piece(number)
+        if not piece.used:
+            return None
+        return (piece.value.new_empty(0, dtype=self.parameters[number].dtype) if piece.gradient is None
+                else piece.gradient * self.scale if self.scale != 1.0 else piece.gradient.clone())
+
     @torch.no_grad()
     def _compute_norms(self, kind: float) -> torch.Tensor:
         """Returns a norm of each gradient without the scale, float64 if the model has float64 parameters, else float32.

@@ -17,11 +17,13 @@ from torch_tutti._optimizer_trial import (HOOKS_OF_STEPS, Finding, examine, opti
                                           step_without_hooks)
 from torch_tutti.zero._arrival import ARRIVAL_TIMEOUT
 from torch_tutti.zero._checkpoint import Checkpoint, ShardedState
+from torch_tutti.zero._clipping import clip_grad_norm_
 from torch_tutti.zero._core import Rates
 from torch_tutti.zero._gradients import DividedGradient
 from torch_tutti.zero._local import LocalParameters
 from torch_tutti.zero._pieces import Pieces, WholeParameters
 from torch_tutti.zero._square_roots import square_roots_of
+from torch_tutti.zero._zeroing import ZeroGradCheck
 
 if TYPE_CHECKING:
     from torch_tutti.zero._model import Manager
@@ -74,6 +76,7 @@ class ZeroOptimizer(torch.optim.Optimizer):
         self._optimizer_class = type(given)
         self._gradients = manager.gradients
         self._no_sync_depth = 0         # nested blocks of no_sync
+        self._zeroing, self._inner_updates = ZeroGradCheck(), 0
         self._is_probing = False        # the next zero_grad() belongs to the same probe as step() (_is_probe)
         self._inner = None
         if self._rule == "none":
@@ -109,6 +112,8 @@ class ZeroOptimizer(torch.optim.Optimizer):
             self._checkpoint.was_probed = self._is_probing = True
             return result
         self._manager.check_parameters()
+        may_repeat = self._zeroing.begin_step(self._gradients.are_shown)
+        updates = self._count_updates() if may_repeat else 0
         if self._inner is None:
             self._check_rule()
             self._core.step([self._rates(group) for group in self.param_groups], self._gradients.scale)
@@ -116,7 +121,13 @@ class ZeroOptimizer(torch.optim.Optimizer):
             self._step_inner()
         self._local.step(self.param_groups)
         self._manager.finish_step()
+        if may_repeat and updates == self._count_updates():
+            self._zeroing.raise_repeated()
         return result
+
+    def _count_updates(self) -> int:
+        """Returns a number, equal on all ranks, that grows with each step for which some rank has a gradient."""
+        return self._inner_updates + sum(self._core.piece(number).steps for number in range(len(self._manager.managed)))
 
     def _is_probe(self) -> bool:
         """True in a call of step() by which torch.distributed.checkpoint only creates the optimizer's state: it has set
@@ -142,6 +153,7 @@ class ZeroOptimizer(torch.optim.Optimizer):
         was_probing, self._is_probing = self._is_probing, False
         if was_probing:
             return
+        self._zeroing.record_zero_grad()
         self._manager.written.clear()
         self._core.drop()
 
@@ -167,17 +179,27 @@ class ZeroOptimizer(torch.optim.Optimizer):
         """Clips like torch.nn.utils.clip_grad_norm_ on the averaged gradients of all parameters; the next step scales
         them, which is faster. Returns the norm before clipping, which is equal on all ranks. Collective, also for ranks
         without gradients."""
-        gradients, kind = self._gradients, float(norm_type)
-        if kind == 2.0:
-            norm = self._core.norm() * gradients.scale      # after the scaling of earlier calls
-        else:
-            norms = [gradients.norm(number, kind) for number in range(len(self._manager.managed))]
-            norm = torch.linalg.vector_norm(torch.stack(norms), kind).item()
-        if error_if_nonfinite and not norm < float("inf"):
-            raise RuntimeError(f"The total norm of the gradients is {norm}, so it cannot be clipped; drop them with "
-                               "zero_grad(), or allow it with error_if_nonfinite=False")
-        gradients.scale *= min(1.0, float(max_norm) / (norm + 1e-6)) if norm == norm else norm
-        return torch.tensor(norm)
+        return clip_grad_norm_([self], max_norm, norm_type, error_if_nonfinite)
+
+    @torch.no_grad()
+    def gradient(self, parameter: torch.nn.Parameter) -> torch.Tensor | None:
+        """Returns a copy of the whole averaged gradient of a parameter, in its shape, on all ranks: the one that the
+        next step uses, clipped if that was called before. None if no rank has a gradient. Collective, and as for other
+        norms and changes of gradients, no backward pass of this step may follow."""
+        number = self._manager.number_of.get(parameter)
+        if number is None:
+            raise ValueError("zero: optimizer.gradient() of a tensor that is no trained parameter of the model")
+        self._manager.await_all(f"optimizer.gradient() of {self._manager.managed[number].name}")
+        part = self._gradients.own_part(number)
+        return None if part is None else self._checkpoint._gather_whole(number, parameter.shape, part)
+
+    def gradient_norms(self, norm_type: float = 2.0) -> dict[str, torch.Tensor]:
+        """Returns the norm of the averaged gradient of each parameter, by name, equal on all ranks; 0 if no rank has a
+        gradient. The 2-norm of a layer is torch.linalg.vector_norm of the stacked norms of its parameters. Collective;
+        no backward pass of this step may follow."""
+        self._manager.await_all("optimizer.gradient_norms()")
+        names = [entry.name for entry in self._manager.managed]
+        return dict(zip(names, self._gradients.all_norms(float(norm_type))))
 
     def wait(self) -> None:
         """Waits until all parameters have the values of the last step. Only needed with `ahead`."""
@@ -260,6 +282,7 @@ class ZeroOptimizer(torch.optim.Optimizer):
         assert self._inner is not None
         self._check_finding()
         self._core.settle()
+        self._inner_updates += any(self._core.piece(number).used for number in range(len(self._manager.managed)))
         scale = self._clip_scale()
         self._core.claim()
         self._pieces.begin_step(scale)
