@@ -140,6 +140,13 @@ tutti_status tutti_comm_set_priority(tutti_comm *comm, int priority)
     comm->priority = priority;
     return TUTTI_OK;
 }
+tutti_status tutti_comm_set_name(tutti_comm *comm, const char *name)
+{
+    TRY(call_check_comm(comm));
+    if (!name) return status_refuse(TUTTI_INVALID_ARGUMENT, "tutti_comm_set_name: the name is NULL");
+    group_set_name(&comm->group, name);
+    return TUTTI_OK;
+}
 tutti_status tutti_comm_set_algorithm(tutti_comm *comm, const char *collective, const char *algorithm)
 {
     TRY(call_check_comm(comm));

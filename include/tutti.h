@@ -255,6 +255,9 @@ TUTTI_API tutti_status tutti_comm_set_timeout(tutti_comm *comm, int64_t timeout_
    Only the duration of calls depends on it, so ranks may use different values. */
 enum { TUTTI_PRIORITIES = 8 };
 TUTTI_API tutti_status tutti_comm_set_priority(tutti_comm *comm, int priority);
+/* Sets the name by which messages of this rank call the group, as tutti_config.name; copied, cut after 31 bytes. No
+   operation of the communicator may run. Communicators that are split from it later have the name, too. */
+TUTTI_API tutti_status tutti_comm_set_name(tutti_comm *comm, const char *name);
 /* Sets the algorithm of a collective (tutti_collective_name, tutti_algorithm_name) from the next operation on. NULL
    restores the default. All ranks must set the same, and ideally before the first operation: later the ranks may be
    trying another algorithm (TUTTI_TUNER), and a difference is a mismatch. */

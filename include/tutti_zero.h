@@ -131,10 +131,12 @@ typedef struct tutti_zero_config {
        whose square roots are not correctly rounded. NULL: they are. With `ahead` the thread calls it. */
     tutti_square_roots *square_roots;
     int64_t square_roots_mode;
+    /* The name of the groups in messages, as "zero of GPT", copied; NULL: that of `comm`. */
+    const char *name;
 } tutti_zero_config;
 #define TUTTI_ZERO_CONFIG_INIT \
     { sizeof(tutti_zero_config), NULL, 0, 0, 0, NULL, NULL, TUTTI_ZERO_SHARED, TUTTI_ZERO_NONE, 0, 0, 1, false, \
-        { TUTTI_COMPRESS_NONE, 0, false, false, 0, 0, 0 }, NULL, 0 }
+        { TUTTI_COMPRESS_NONE, 0, false, false, 0, 0, 0 }, NULL, 0, NULL }
 /* Creates a tutti_zero and its arrays for the model in `config`. Collective. MISMATCH if the ranks describe different
    models. */
 TUTTI_API tutti_status tutti_zero_create(tutti_zero **out, const tutti_zero_config *config);

@@ -20,8 +20,10 @@ tutti_status priority_comms_init(struct priority_comms *comms, const struct part
                                      config->ahead && config->placement != TUTTI_ZERO_SHARDED ? MOST_PRIORITIES : 1 };
     comms->of_unit = memory_alloc_zeroed((size_t)partition->units, sizeof *comms->of_unit);
     if (!comms->of_unit) return status_fail(TUTTI_NO_MEMORY, "zero: no memory for %d units", partition->units);
-    for (int i = 0; i < comms->count; i++)
+    for (int i = 0; i < comms->count; i++) {
         TRY(priority_comms_open(comms, config->comm, 0, partition->rank, &comms->all[i], i));
+        if (config->name) TRY(tutti_comm_set_name(comms->all[i], config->name));
+    }
     return TUTTI_OK;
 }
 tutti_status priority_comms_split_across(struct priority_comms *comms, int index, int host)

@@ -195,7 +195,7 @@ static tutti_status zero_init_parts(tutti_zero *zero, const tutti_zero_config *c
     if (mine == TUTTI_OK) mine = config_check_choices(config);
     TRY(zero_compare_models(zero, config, mine));
     TRY(priority_comms_init(&zero->comms, &zero->partition, config));
-    TRY(tutti_comm_split(config->comm, 0, zero->partition.rank, &zero->control_comm));
+    TRY(tutti_comm_split(zero->comms.all[0], 0, zero->partition.rank, &zero->control_comm));
     TRY(placement_init(&zero->placement, &zero->partition, config, &zero->comms, zero->control_comm, &zero->trace));
     TRY(reducer_init(&zero->reducer, &zero->partition, config, &zero->comms, zero->control_comm, &zero->trace));
     TRY(optimizer_init(&zero->optimizer, &zero->partition, config));

@@ -6,11 +6,12 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+void group_set_name(struct group *group, const char *name) { snprintf(group->name, sizeof group->name, "%.31s", name); }
 tutti_status group_init(struct group *group, int rank, int size, const char *name)
 {
     group->rank = rank;
     group->size = size;
-    snprintf(group->name, sizeof group->name, "%.31s", name ? name : "the group");
+    group_set_name(group, name ? name : "the group");
     group->backoff = backoff_for_thread(true);
     group->members = memory_alloc_zeroed((size_t)size, sizeof *group->members);
     group->peers = memory_alloc_zeroed((size_t)size, sizeof *group->peers);

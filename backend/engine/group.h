@@ -37,6 +37,8 @@ struct group {
 /* Sets the rank, the size and the name (NULL: "the group"), and allocates the tables. The caller must call group_finish
    in every case. */
 tutti_status group_init(struct group *group, int rank, int size, const char *name);
+/* Sets the name that messages have. Longer names are cut. */
+void group_set_name(struct group *group, const char *name);
 /* Releases the peers. The other fields stay readable until group_finish. */
 void group_release_peers(struct group *group);
 /* Frees the tables and the layout. */

@@ -9,5 +9,6 @@ from torch_tutti.parallel._linear import ColumnLinear, RowLinear
 from torch_tutti.parallel._state import clip_grad_norm_, full_state, load_full_state, sum_gradients
 from torch_tutti.parallel._vocabulary import VocabularyEmbedding, cross_entropy
 
-__all__ = ["ColumnLinear", "RowLinear", "VocabularyEmbedding", "clip_grad_norm_", "copy", "cross_entropy",
-           "full_state", "gather", "load_full_state", "reduce", "reduce_scatter", "split", "sum_gradients"]
+# without copy, so that `import *` does not replace the module copy of a program
+__all__ = ["ColumnLinear", "RowLinear", "VocabularyEmbedding", "clip_grad_norm_", "cross_entropy", "full_state",
+           "gather", "load_full_state", "reduce", "reduce_scatter", "split", "sum_gradients"]

@@ -3,7 +3,8 @@ documents each call."""
 from __future__ import annotations
 
 import ctypes
-from ctypes import POINTER, byref, c_bool, c_double, c_int, c_int64, c_size_t, c_uint64, c_void_p
+import re
+from ctypes import POINTER, byref, c_bool, c_char_p, c_double, c_int, c_int64, c_size_t, c_uint64, c_void_p
 from typing import Any, NamedTuple, Sequence
 
 import torch
@@ -28,7 +29,7 @@ class _Config(ctypes.Structure):
                 ("groups", c_int), ("parameter", POINTER(_Parameter)), ("dtype", POINTER(c_int)), ("placement", c_int),
                 ("rule", c_int), ("buffers", c_int), ("timeout_ms", c_int64), ("prefetch", c_int),
                 ("ahead", c_bool), ("compression", _Compression), ("square_roots", FUNCTION),
-                ("square_roots_mode", c_int64)]
+                ("square_roots_mode", c_int64), ("name", c_char_p)]
 
 
 class Rates(ctypes.Structure):
@@ -57,6 +58,14 @@ class ParameterInfo(NamedTuple):
     group: int
 
 
+class Names(NamedTuple):
+    """The names in error texts: of the whole, which becomes the name of its communicators ("zero stage 3 of GPT"), and
+    of each unit and each parameter."""
+    whole: str
+    units: list[str]
+    parameters: list[str]
+
+
 class Piece(NamedTuple):
     """This rank's piece of a parameter: its elements from number `at` on, as flat tensors. value: float64 for a float64
     parameter, else float32. moments: None where the rule
@@ -76,15 +85,17 @@ class Core:
 
     def __init__(self, communicator: int, parameters: Sequence[ParameterInfo], dtypes: Sequence[torch.dtype],
                  groups: int, placement: str, rule: str, buffers: int, timeout_ms: int, prefetch: int, ahead: bool,
-                 compression: str | Compression | None, square_roots: SquareRoots) -> None:
+                 compression: str | Compression | None, square_roots: SquareRoots, names: Names) -> None:
         """Creates a tutti_zero. parameters: in the order of units. dtypes: one for each unit. groups: how many
         parameter groups there are. The other arguments are fields of tutti_zero_config. Collective."""
+        self._names = names
         dtype_number = dtype_numbers()
         parameter_array = (_Parameter * len(parameters))(*(_Parameter(*parameter) for parameter in parameters))
         dtype_array = (c_int * len(dtypes))(*(dtype_number[DTYPES[dtype]] for dtype in dtypes))
         config = _Config(ctypes.sizeof(_Config), communicator, len(parameters), len(dtypes), groups, parameter_array,
                          dtype_array, PLACEMENTS[placement], RULES[rule], buffers, timeout_ms, prefetch, ahead,
-                         described(compression), square_roots.function or FUNCTION(), square_roots.mode)
+                         described(compression), square_roots.function or FUNCTION(), square_roots.mode,
+                         names.whole.encode())
         self._zero = c_void_p()
         self.placement, self.has_feedback = placement, bool(config.compression.form and config.compression.feedback)
         self._counts = [parameter.count for parameter in parameters]
@@ -94,11 +105,27 @@ class Core:
         self._at, self._adds = c_void_p(), c_bool()
         self._calls = _library()
         self._calls.tutti_zero_parameter_at.restype = c_void_p
-        _check(self._calls.tutti_zero_create(byref(self._zero), byref(config)))
+        self._check(self._calls.tutti_zero_create(byref(self._zero), byref(config)))
 
     def __del__(self) -> None:
         if getattr(self, "_zero", None):
             self._calls.tutti_zero_destroy(self._zero)
+
+    def _check(self, status: int) -> None:
+        """Raises the exception of a failed call, with the names of units and parameters in place of their numbers."""
+        if status:
+            try:
+                _check(status)
+            except Exception as error:
+                raise type(error)(self._named(str(error))) from None
+
+    def _named(self, text: str) -> str:
+        """Returns the library's text with the names of units and parameters in place of their numbers."""
+        for kind, names in (("unit", self._names.units), ("parameter", self._names.parameters)):
+            numbered = {str(number): name for number, name in enumerate(names)}
+            text = re.sub(rf"\b{kind} (\d+)\b",
+                          lambda found: f"{kind} {numbered.get(found[1], found[1])}", text)
+        return text
 
     def _tensor(self, address: int, count: int, dtype: torch.dtype) -> torch.Tensor:
         """Returns a flat tensor of `count` elements at an address in the core's memory."""
@@ -115,30 +142,30 @@ class Core:
 
     def begin(self) -> None:
         """Gives all ranks the values that rank 0 has written to its parameters. Collective."""
-        _check(self._calls.tutti_zero_begin(self._zero))
+        self._check(self._calls.tutti_zero_begin(self._zero))
 
     def use(self, unit: int) -> None:
         """Waits until a unit has the values of the last step. A sharded unit is gathered, and stays whole until
         release()."""
-        _check(self._calls.tutti_zero_use(self._zero, unit))
+        self._check(self._calls.tutti_zero_use(self._zero, unit))
 
     def use_backward(self, unit: int) -> None:
         """Does what use() does, but the use ends when all gradients of the unit are ready, or with the step."""
-        _check(self._calls.tutti_zero_use_backward(self._zero, unit))
+        self._check(self._calls.tutti_zero_use_backward(self._zero, unit))
 
     def release(self, unit: int) -> None:
         """Ends the use of a unit. The core may then free it, if it is sharded."""
-        _check(self._calls.tutti_zero_release(self._zero, unit))
+        self._check(self._calls.tutti_zero_release(self._zero, unit))
 
     def keep(self, kept: bool) -> None:
         """With kept, gathers all units, which stay whole until the next step or begin(). Without, sharded units are
         whole only while they are used. Collective."""
-        _check(self._calls.tutti_zero_keep(self._zero, kept))
+        self._check(self._calls.tutti_zero_keep(self._zero, kept))
 
     def gradient(self, number: int) -> tuple[torch.Tensor, bool]:
         """Returns the flat buffer for a parameter's gradient. Returns with it True if the buffer has the gradient of an
         earlier backward pass, to which the caller must add the new one. May wait for a free buffer."""
-        _check(self._calls.tutti_zero_gradient(self._zero, number, byref(self._at), byref(self._adds)))
+        self._check(self._calls.tutti_zero_gradient(self._zero, number, byref(self._at), byref(self._adds)))
         address = self._at.value or 0
         found = self._gradients.get((number, address))
         # the core has few buffers and reuses them, so their tensors are kept
@@ -150,44 +177,44 @@ class Core:
     def ready(self, number: int) -> None:
         """Reports that a parameter's gradient is in its buffer. With the last one of a unit, the unit's
         gradients can be summed. The core starts the units in an order that all ranks agree on."""
-        _check(self._calls.tutti_zero_ready(self._zero, number))
+        self._check(self._calls.tutti_zero_ready(self._zero, number))
 
     def hold(self, held: bool) -> None:
         """While held, ready gradients stay on this rank, and gradients of the next pass are added to them."""
-        _check(self._calls.tutti_zero_hold(self._zero, held))
+        self._check(self._calls.tutti_zero_hold(self._zero, held))
 
     def settle(self) -> None:
         """Waits until all gradients are averaged over the ranks. Collective."""
-        _check(self._calls.tutti_zero_settle(self._zero))
+        self._check(self._calls.tutti_zero_settle(self._zero))
 
     def norm(self) -> float:
         """Returns the 2-norm of all averaged gradients together, equal on all ranks. Collective."""
         result = c_double()
-        _check(self._calls.tutti_zero_norm(self._zero, byref(result)))
+        self._check(self._calls.tutti_zero_norm(self._zero, byref(result)))
         return result.value
 
     def step(self, rates: Sequence[Rates], scale: float) -> None:
         """Updates this rank's slices by the rule, with the rates of each group, from the gradients times `scale`.
         Collective."""
-        _check(self._calls.tutti_zero_step(self._zero, (Rates * len(rates))(*rates), c_double(scale)))
+        self._check(self._calls.tutti_zero_step(self._zero, (Rates * len(rates))(*rates), c_double(scale)))
 
     def claim(self) -> None:
         """Waits until no rank reads parameters. Then rank 0 may write parameters before begin(), or, after settle(),
         each rank its pieces before publish(). Collective."""
-        _check(self._calls.tutti_zero_claim(self._zero))
+        self._check(self._calls.tutti_zero_claim(self._zero))
 
     def publish(self) -> None:
         """Takes the step after the caller has updated its pieces (rule "none")."""
-        _check(self._calls.tutti_zero_publish(self._zero))
+        self._check(self._calls.tutti_zero_publish(self._zero))
 
     def drop(self) -> None:
         """Discards the gradients of this step. Collective if any rank has gradients."""
-        _check(self._calls.tutti_zero_drop(self._zero))
+        self._check(self._calls.tutti_zero_drop(self._zero))
 
     def piece(self, number: int) -> Piece:
         """Returns this rank's piece of a parameter, in the core's memory."""
         found = _Piece()
-        _check(self._calls.tutti_zero_get_piece(self._zero, number, byref(found)))
+        self._check(self._calls.tutti_zero_get_piece(self._zero, number, byref(found)))
         first, second = (self._tensor(address, found.count, torch.float32) if address else None
                          for address in (found.first, found.second))
         gradient = self._tensor(found.gradient, found.count, self._dtypes[number]) if found.gradient else None
@@ -198,50 +225,50 @@ class Core:
     def claim_pieces(self) -> None:
         """Waits until no rank reads the pieces of another. Then each rank may read its own, and may write them if it
         calls begin_pieces() next. Collective."""
-        _check(self._calls.tutti_zero_claim_pieces(self._zero))
+        self._check(self._calls.tutti_zero_claim_pieces(self._zero))
 
     def begin_pieces(self) -> None:
         """Lets all ranks continue with the values that each has written to its pieces. Collective."""
-        _check(self._calls.tutti_zero_begin_pieces(self._zero))
+        self._check(self._calls.tutti_zero_begin_pieces(self._zero))
 
     def counts(self, number: int, ranks: int) -> list[int]:
         """Returns how many elements of a parameter each rank has, in the order of ranks."""
         at, count, found = c_size_t(), c_size_t(), []
         for rank in range(ranks):
-            _check(self._calls.tutti_zero_span(self._zero, number, rank, byref(at), byref(count)))
+            self._check(self._calls.tutti_zero_span(self._zero, number, rank, byref(at), byref(count)))
             found.append(count.value)
         return found
 
     def set_steps(self, number: int, steps: int) -> None:
         """Sets how many steps have updated a parameter."""
-        _check(self._calls.tutti_zero_set_steps(self._zero, number, c_uint64(steps)))
+        self._check(self._calls.tutti_zero_set_steps(self._zero, number, c_uint64(steps)))
 
     def residual(self, number: int) -> torch.Tensor:
         """Returns the residual of compression of a parameter, float32 and flat, the same on all ranks. Collective."""
         found = torch.empty(self._counts[number])
-        _check(self._calls.tutti_zero_get_lost(self._zero, number, c_void_p(found.data_ptr())))
+        self._check(self._calls.tutti_zero_get_lost(self._zero, number, c_void_p(found.data_ptr())))
         return found
 
     def set_residual(self, number: int, residual: torch.Tensor) -> None:
         """Divides the residual of a parameter, which must be the same on all ranks, among the ranks. Collective."""
         flat = residual.detach().float().contiguous()
         assert flat.numel() == self._counts[number]
-        _check(self._calls.tutti_zero_set_lost(self._zero, number, c_void_p(flat.data_ptr())))
+        self._check(self._calls.tutti_zero_set_lost(self._zero, number, c_void_p(flat.data_ptr())))
 
     def watch(self, events: int) -> None:
         """Records up to `events` events from now on. 0 stops recording."""
-        _check(self._calls.tutti_zero_watch(self._zero, c_size_t(events)))
+        self._check(self._calls.tutti_zero_watch(self._zero, c_size_t(events)))
 
     def events(self) -> tuple[list[tuple[int, ...]], int]:
         """Returns the recorded events, with the fields of tutti_zero_event, and how many events exceeded the room."""
         count, missed = c_size_t(), c_size_t()
-        _check(self._calls.tutti_zero_get_events(self._zero, None, c_size_t(0), byref(count), byref(missed)))
+        self._check(self._calls.tutti_zero_get_events(self._zero, None, c_size_t(0), byref(count), byref(missed)))
         kept = (_Event * count.value)()
-        _check(self._calls.tutti_zero_get_events(self._zero, kept, count, byref(count), byref(missed)))
+        self._check(self._calls.tutti_zero_get_events(self._zero, kept, count, byref(count), byref(missed)))
         return [(event.kind, event.unit, event.began_ns, event.ended_ns, event.bytes) for event in kept], missed.value
 
     def report(self) -> dict[str, Any]:
         """Returns the fields of tutti_zero_report by name."""
         report = _Report(ctypes.sizeof(_Report))
-        _check(self._calls.tutti_zero_get_report(self._zero, byref(report)))
+        self._check(self._calls.tutti_zero_get_report(self._zero, byref(report)))
         return {name: getattr(report, name) for name, _ in _Report._fields_[1:]}

@@ -17,7 +17,8 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from torch_tutti._extension import backend_of
 from torch_tutti.compression import Compression
 from torch_tutti.zero._arrival import ARRIVAL_TIMEOUT, Arrivals
-from torch_tutti.zero._core import Core, ParameterInfo
+from torch_tutti.zero._copies import clean_copies
+from torch_tutti.zero._core import Core, Names, ParameterInfo
 from torch_tutti.zero._direct import sum_rows, replace_forwards
 from torch_tutti.zero._gradients import DividedGradient, Gradients
 from torch_tutti.zero._hooks import Hook, cast_inputs, count_data_changes, keep_in_memory, make_room, take_gradient
@@ -33,6 +34,7 @@ _managers: Any = WeakTensorKeyDictionary()
 
 class Settings(NamedTuple):
     """The arguments of `shard`, checked."""
+    stage: int
     placement: str
     may_shard: bool                     # use "sharded" if the ranks of a host cannot share memory
     buffers: int
@@ -91,6 +93,7 @@ class Manager:
         self.gradients = Gradients(self)
         self._install_hooks(model)
         replace_forwards(self, model)
+        clean_copies(model)
         self.optimizer = ZeroOptimizer(self, optimizer)
         # where a change through `data` would be lost, or happen once for each rank
         divided = self.core.placement in ("shared", "sharded")
@@ -106,7 +109,10 @@ class Manager:
         make_core = functools.partial(Core, backend._communicator, parameters, dtypes, groups,
                                       rule=self.rule, buffers=settings.buffers, prefetch=settings.prefetch,
                                       ahead=settings.ahead, compression=settings.compression,
-                                      square_roots=self.square_roots, timeout_ms=math.ceil(timeout.total_seconds() * 1000) if timeout else 0)
+                                      square_roots=self.square_roots,
+                                      timeout_ms=math.ceil(timeout.total_seconds() * 1000) if timeout else 0,
+                                      names=Names(f"zero stage {settings.stage} of {type(self.model).__name__}",
+                                                  self.unit_names(), [entry.name for entry in self.managed]))
         try:
             return make_core(placement=settings.placement)
         except NotImplementedError as reason:

@@ -5,6 +5,7 @@ import contextlib
 import json
 import os
 import time
+import weakref
 from datetime import timedelta
 from types import NoneType
 from typing import TYPE_CHECKING, Any, Callable, Iterator
@@ -75,6 +76,7 @@ class ZeroOptimizer(torch.optim.Optimizer):
         self._manager, self._core, self._rule = manager, manager.core, manager.rule
         self._optimizer_class = type(given)
         self._gradients = manager.gradients
+        self._given = weakref.ref(given)
         self._no_sync_depth = 0         # nested blocks of no_sync
         self._zeroing, self._inner_updates = ZeroGradCheck(), 0
         self._is_probing = False        # the next zero_grad() belongs to the same probe as step() (_is_probe)
@@ -121,6 +123,9 @@ class ZeroOptimizer(torch.optim.Optimizer):
             self._step_inner()
         self._local.step(self.param_groups)
         self._manager.finish_step()
+        # a scheduler of the given optimizer asks that one whether a step came before its own
+        if (given := self._given()) is not None:
+            given._opt_called = True
         if may_repeat and updates == self._count_updates():
             self._zeroing.raise_repeated()
         return result

@@ -84,8 +84,9 @@ def shard(model: nn.Module, optimizer: torch.optim.Optimizer, *, stage: int = 3,
                                   "torch_tutti.compression.compress, and so do stages 1 to 3")
     if precision not in _PRECISIONS:
         raise ValueError(f"zero.shard: precision={precision!r}; it must be 'bf16', 'fp16' or None")
-    settings = Settings(placement, stage == 3 and hosts is None, UNLIMITED_BUFFERS if stage == 1 else buffers, ahead,
-                        prefetch, reshard, init, _PRECISIONS[precision], compression, find_ignored(model, ignored))
+    settings = Settings(stage, placement, stage == 3 and hosts is None, UNLIMITED_BUFFERS if stage == 1 else buffers,
+                        ahead, prefetch, reshard, init, _PRECISIONS[precision], compression,
+                        find_ignored(model, ignored))
     ranks = group_of_ranks("zero.shard", group)
     check_replicas(model, ranks, settings.ignored)
     manager = Manager(model, optimizer, find_units(model, units), ranks, settings)

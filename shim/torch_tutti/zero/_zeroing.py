@@ -1,4 +1,4 @@
-"""Finds steps that DistributedDataParallel would take otherwise: there gradients stay in `grad` until zero_grad(), while
+"""Finds steps that DistributedDataParallel would take otherwise: there gradients stay in `grad` until zero_grad();
 zero's step ends them."""
 from __future__ import annotations
 

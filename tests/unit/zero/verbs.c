@@ -472,6 +472,12 @@ tutti_status tutti_comm_get_async_error(tutti_comm *comm)
 }
 int tutti_comm_count(const tutti_comm *comm) { return comm->group->count; }
 int tutti_comm_user_rank(const tutti_comm *comm) { return comm->rank; }
+tutti_status tutti_comm_set_name(tutti_comm *comm, const char *name)
+{
+    (void)comm;
+    (void)name;
+    return TUTTI_OK;
+}
 tutti_status tutti_comm_set_priority(tutti_comm *comm, int priority)
 {
     (void)comm;
