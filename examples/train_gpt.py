@@ -128,14 +128,14 @@ class Progress:
         self.title, self.steps, self.shown = title, steps, shown
         self.terminal = sys.stdout.isatty()
 
-    def show(self, step, loss, tokens_per_second, waiting):
+    def show(self, step, loss, tokens_per_second, waiting, memory=""):
         done = step + 1
         tenth = done * 10 // self.steps > step * 10 // self.steps
         if not self.shown or not (self.terminal or tenth):
             return
         bar = ("=" * (done * 24 // self.steps)).ljust(24)
         line = (f"{self.title:>6} [{bar}] {done:4}/{self.steps}  loss {loss:.3f}  "
-                f"{tokens_per_second:7,.0f} tokens/s  waiting {waiting:5.1%}")
+                f"{tokens_per_second:7,.0f} tokens/s  waiting {waiting:5.1%}{memory and '  '}{memory}")
         end = "\n" if not self.terminal or done == self.steps else ""
         print(("\r" if self.terminal else "") + line, end=end, flush=True)
 
@@ -265,8 +265,8 @@ class Trainer:
                 if self.options.trace and step == first + WARM_STEPS:
                     tracing.enter_context(self.optimizer.trace(self.options.trace))
                 self.step(step)
-                tokens_per_second, waiting = self.speed()
-                progress.show(step, self.losses[-1], tokens_per_second, waiting)
+                report = getattr(self.optimizer, "report", None)            # of ZeRO
+                progress.show(step, self.losses[-1], *self.speed(), report().memory() if report else "")
                 if self.options.checkpoint and (step + 1) % self.options.every == 0:
                     self.save(self.options.checkpoint)
                 if step == first + WARM_STEPS + TRACED_STEPS:

@@ -244,6 +244,8 @@ typedef struct tutti_zero_report {
     uint64_t unforeseen;
     /* The rank has sent these bytes of packed gradients. */
     uint64_t packed_bytes;
+    /* The most that gradient_bytes has been. The other two have reached their most. */
+    uint64_t gradient_peak_bytes;
 } tutti_zero_report;
 /* Fills in the report. */
 TUTTI_API tutti_status tutti_zero_get_report(const tutti_zero *zero, tutti_zero_report *out);

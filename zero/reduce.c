@@ -49,6 +49,12 @@ static int reducer_count_buffers(const struct reducer *reducer, size_t bytes)
     }
     return count;
 }
+/* Counts memory for gradients that was allocated. */
+static void reducer_count_memory(struct reducer *reducer, size_t bytes)
+{
+    reducer->gradient_bytes += bytes;
+    if (reducer->gradient_bytes > reducer->most_gradient_bytes) reducer->most_gradient_bytes = reducer->gradient_bytes;
+}
 static tutti_status reducer_allocate_buffer(struct reducer *reducer, size_t bytes, struct gradient_buffer **out)
 {
     struct gradient_buffer *b = memory_alloc_zeroed(1, sizeof *b);
@@ -59,7 +65,7 @@ static tutti_status reducer_allocate_buffer(struct reducer *reducer, size_t byte
         free(b);
         return status;
     }
-    reducer->gradient_bytes += bytes;
+    reducer_count_memory(reducer, bytes);
     *out = b;
     return TUTTI_OK;
 }
@@ -160,7 +166,7 @@ static tutti_status reducer_allocate_sum(struct reducer *reducer, int unit, void
     if (reducer_sums_in_place(reducer)) *place = gradients->buffer->memory;
     else if (!*place) {
         TRY(tutti_mem_alloc(place, reducer_slice_bytes(reducer, unit)));
-        reducer->gradient_bytes += reducer_slice_bytes(reducer, unit);
+        reducer_count_memory(reducer, reducer_slice_bytes(reducer, unit));
     }
     *out = *place;
     return TUTTI_OK;

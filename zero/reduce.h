@@ -61,7 +61,7 @@ struct reducer {
     bool is_held, is_closed;
     /* The time this rank has waited for sums, the number of units that were complete before their turn in the order,
        the bytes given to sums, and the bytes of buffers and sums. */
-    uint64_t waited_ns, late_units, sum_bytes, gradient_bytes;
+    uint64_t waited_ns, late_units, sum_bytes, gradient_bytes, most_gradient_bytes;
 };
 /* Allocates the lists; buffers follow when gradients come. The caller must call reducer_finish in every case, after it
    has destroyed the communicators. */

@@ -107,6 +107,7 @@ tutti_status tutti_zero_get_report(const tutti_zero *zero, tutti_zero_report *ou
     out->sum_bytes = zero->reducer.sum_bytes;
     out->moved_bytes = zero->placement.moved_bytes + zero->placement.gatherer.moved_bytes;
     out->gradient_bytes = zero->reducer.gradient_bytes + zero->reducer.sums.residual_bytes;
+    out->gradient_peak_bytes = zero->reducer.most_gradient_bytes + zero->reducer.sums.residual_bytes;
     out->packed_bytes = zero->reducer.sums.packed_bytes;
     out->state_bytes = zero->optimizer.state_bytes;
     out->parameter_bytes = zero->placement.gatherer.most_bytes;

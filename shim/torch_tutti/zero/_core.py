@@ -44,7 +44,7 @@ class _Piece(ctypes.Structure):
 class _Report(ctypes.Structure):
     _fields_ = [("struct_size", c_size_t), *((name, c_uint64) for name in (
         "steps", "waited_use_ns", "waited_sums_ns", "late_units", "sum_bytes", "moved_bytes", "parameter_bytes",
-        "gradient_bytes", "state_bytes", "unforeseen", "packed_bytes"))]
+        "gradient_bytes", "state_bytes", "unforeseen", "packed_bytes", "gradient_peak_bytes"))]
 
 
 class _Event(ctypes.Structure):

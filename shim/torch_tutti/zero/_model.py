@@ -25,6 +25,7 @@ from torch_tutti.zero._hooks import Hook, cast_inputs, count_data_changes, keep_
 from torch_tutti.zero._modules import find_modules_on_meta, materialize_untrained, trim_heap
 from torch_tutti.zero._optimizer import ZeroOptimizer, find_what_it_looks_at, rule_of
 from torch_tutti.zero._parameters import collect_managed
+from torch_tutti.zero._report import Report, process_peak_bytes
 from torch_tutti.zero._sharded import Uses
 from torch_tutti.zero._square_roots import ROUNDED, square_roots_of
 
@@ -67,7 +68,7 @@ class Manager:
         """Creates the core and moves the parameters into it. modules: those that are units, without the model.
         Collective."""
         self.model, self.group, self.ahead = model, group, settings.ahead
-        self.dtype, self.ignored = settings.dtype, settings.ignored
+        self.dtype, self.ignored, self.settings = settings.dtype, settings.ignored, settings
         self.steps = 0                  # steps taken
         group_of = {p: number for number, options in enumerate(optimizer.param_groups) for p in options["params"]}
         # self.modules: the module of each unit; the gradients of the first one are complete last
@@ -352,5 +353,6 @@ class Manager:
         name_of = {module: name or "model" for name, module in self.model.named_modules()}
         return [name_of.get(module, type(module).__name__) for module in self.modules]
 
-    def report(self) -> dict[str, Any]:
-        return {**self.core.report(), "hosts": self.core.placement}
+    def report(self) -> Report:
+        return Report({**self.core.report(), "hosts": self.core.placement, "stage": self.settings.stage,
+                       "process_peak_bytes": process_peak_bytes()})

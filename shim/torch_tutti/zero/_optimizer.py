@@ -23,6 +23,7 @@ from torch_tutti.zero._core import Rates
 from torch_tutti.zero._gradients import DividedGradient
 from torch_tutti.zero._local import LocalParameters
 from torch_tutti.zero._pieces import Pieces, WholeParameters
+from torch_tutti.zero._report import Report
 from torch_tutti.zero._square_roots import square_roots_of
 from torch_tutti.zero._zeroing import ZeroGradCheck
 
@@ -227,14 +228,20 @@ class ZeroOptimizer(torch.optim.Optimizer):
         finally:                        # the other ranks wait for this call
             self._manager.restart()
 
-    def report(self) -> dict[str, Any]:
-        """Statistics of this rank since `shard`. steps. waited_use_ns: waits for updates of other ranks.
-        waited_sums_ns: waits for sums of gradients. late_units: units whose gradients were complete before it was their
-        turn. sum_bytes: bytes of summed gradients. moved_bytes: parameters received. parameter_bytes, gradient_bytes,
-        state_bytes: memory in use (of shared parameters this rank's share; of sharded ones this rank's and the most
-        that was whole). unforeseen: uses that were not prefetched. packed_bytes: compressed bytes sent. hosts: the
-        placement, "shared", "sharded", "replicated" or "whole"."""
-        return self._manager.report()
+    def report(self) -> Report:
+        """Statistics of this rank since `shard`: a dict, of which str() makes text. steps. waited_use_ns: waits for
+        updates of other ranks. waited_sums_ns: waits for sums of gradients. late_units: units whose gradients were
+        complete before it was their turn. sum_bytes: bytes of summed gradients. moved_bytes: parameters received.
+        parameter_bytes, gradient_bytes, state_bytes: memory in use (of shared parameters this rank's share; of sharded
+        ones this rank's and the most that was whole). gradient_peak_bytes: the most that gradient_bytes has been; the
+        other two do not shrink. process_peak_bytes: the most memory of the process, with activations and all else.
+        unforeseen: uses that were not prefetched. packed_bytes: compressed bytes sent. stage, and hosts: the placement,
+        "shared", "sharded", "replicated" or "whole"."""
+        report = self._manager.report()
+        if self._inner is not None:
+            report["state_bytes"] += sum(value.nbytes for state in self._inner.state.values()
+                                         for value in state.values() if torch.is_tensor(value))
+        return report
 
     @contextlib.contextmanager
     def trace(self, path: str | os.PathLike[str], events: int = 1 << 17) -> Iterator[None]:
