@@ -18,8 +18,8 @@ PRIVATE = {
     "_functorch", "_current_level", "_version", "_unsafe_view",
     # the norms of a list of gradients, and what GradScaler does with it
     "_foreach_norm", "_amp_foreach_non_finite_check_and_unscale_",
-    # the hooks of an optimizer's steps
-    "_optimizer_step_pre_hooks", "_optimizer_step_post_hooks",
+    # the hooks of an optimizer's steps, and what schedulers ask whether there was a step
+    "_optimizer_step_pre_hooks", "_optimizer_step_post_hooks", "_opt_called",
     # schedules for its pipelines, tensors for its checkpoints, trees of tensors
     "_PipelineScheduleRuntime", "_load_csv", "_make_wrapper_subclass", "_pytree",
 }

@@ -17,7 +17,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from torch_tutti._extension import backend_of
 from torch_tutti.compression import Compression
 from torch_tutti.zero._arrival import ARRIVAL_TIMEOUT, Arrivals
-from torch_tutti.zero._copies import clean_copies
+from torch_tutti.zero._copies import clean_copies, clean_module
 from torch_tutti.zero._core import Core, Names, ParameterInfo
 from torch_tutti.zero._direct import sum_rows, replace_forwards
 from torch_tutti.zero._gradients import DividedGradient, Gradients
@@ -68,7 +68,8 @@ class Manager:
         """Creates the core and moves the parameters into it. modules: those that are units, without the model.
         Collective."""
         self.model, self.group, self.ahead = model, group, settings.ahead
-        self.dtype, self.ignored, self.settings = settings.dtype, settings.ignored, settings
+        self.dtype, self.ignored = settings.dtype, settings.ignored
+        self.settings, self.given_units = settings, modules
         self.steps = 0                  # steps taken
         group_of = {p: number for number, options in enumerate(optimizer.param_groups) for p in options["params"]}
         # self.modules: the module of each unit; the gradients of the first one are complete last
@@ -78,6 +79,7 @@ class Manager:
         for entry in self.managed:
             if entry.parameter in _managers:
                 raise ValueError(f"zero.shard: parameter {entry.name} is already sharded; a model can be sharded once")
+        self.given_dtypes = [entry.parameter.dtype for entry in self.managed]
         on_meta = find_modules_on_meta(model, settings.init)
         self.awaited = [-1] * len(self.modules)         # for each unit, `steps` when use() last waited for it
         self.written: set[int] = set()  # parameters with a part of their gradient in the core's buffer in this pass
@@ -172,17 +174,29 @@ class Manager:
                                                     if p in unit_of})
         # the nodes of autograd that accumulate gradients; their hooks follow those of tensors
         self.nodes = [torch.autograd.graph.get_gradient_edge(entry.parameter).node for entry in self.managed]
+        self.handles: list[Any] = []    # of the hooks that are no Hook
         for number, node in enumerate(self.nodes):
-            node.register_prehook(functools.partial(make_room, weakref.ref(self), number))
-            node.register_hook(functools.partial(take_gradient, weakref.ref(self), number))
+            self.handles += [node.register_prehook(functools.partial(make_room, weakref.ref(self), number)),
+                             node.register_hook(functools.partial(take_gradient, weakref.ref(self), number))]
         if self.dtype is not None:
-            model.register_forward_pre_hook(functools.partial(cast_inputs, self.dtype), with_kwargs=True)
+            self.handles.append(model.register_forward_pre_hook(functools.partial(cast_inputs, self.dtype),
+                                                                with_kwargs=True))
         if not self.uses:
             model.register_state_dict_pre_hook(Hook(lambda module, *_: self.use_all() if module is model else None))
         model.register_load_state_dict_pre_hook(
             Hook(lambda module, *_: self.claim("load_state_dict() of the model") if module is model else None))
         model.register_load_state_dict_post_hook(Hook(lambda module, *_: self.restart() if module is model else None))
         model.zero_grad = MethodType(_zero_grad, model)
+
+    def detach(self) -> None:
+        """Removes everything from the model that calls this object, so that the model is an ordinary one again when
+        other values have been assigned to its parameters."""
+        for handle in self.handles:
+            handle.remove()
+        for entry in self.managed:
+            del _managers[entry.parameter]
+        for module in self.model.modules():
+            clean_module(module)
 
     def _await_before_forward(self, module: nn.Module, units: set[int]) -> None:
         """Makes each forward of a module wait for these units first."""
@@ -282,8 +296,9 @@ class Manager:
         return None
 
     # ---- steps ----
-    def check_parameters(self) -> None:
-        """Raises RuntimeError if a parameter was moved, replaced or changed on this rank since record_state()."""
+    def check_parameters(self, finds_new: bool = True) -> None:
+        """Raises RuntimeError if a parameter was moved, replaced or changed on this rank since record_state(), or, with
+        finds_new, if the program trains parameters that are not managed."""
         current = dict(self.model.named_parameters())
         for (name, parameter, _), (address, version) in zip(self.managed, self.recorded):
             if current.get(name) is not parameter:
@@ -299,10 +314,10 @@ class Manager:
             if parameter.grad is not None and not isinstance(parameter.grad, DividedGradient):
                 raise RuntimeError(f"zero: parameter {name} has a gradient in .grad that does not come from a "
                                    "backward pass; the optimizer takes only gradients of backward()")
-        for name, parameter in current.items():
+        for name, parameter in current.items() if finds_new else ():
             if parameter.requires_grad and parameter not in self.number_of and parameter not in self.unmanaged:
-                raise RuntimeError(f"zero: parameter {name} was not trained when the model was sharded; set "
-                                   "requires_grad before zero.shard")
+                raise RuntimeError(f"zero: parameter {name} was not trained when the model was sharded; call "
+                                   "optimizer.divide_again() on all ranks after a change of requires_grad")
 
     def record_state(self) -> None:
         """Records address and version of each parameter, for check_parameters()."""

@@ -25,6 +25,7 @@ from torch_tutti.zero._local import LocalParameters
 from torch_tutti.zero._pieces import Pieces, WholeParameters
 from torch_tutti.zero._report import Report
 from torch_tutti.zero._square_roots import square_roots_of
+from torch_tutti.zero._unshard import divide_again, unshard
 from torch_tutti.zero._zeroing import ZeroGradCheck
 
 if TYPE_CHECKING:
@@ -67,6 +68,8 @@ class ZeroOptimizer(torch.optim.Optimizer):
     with this one. step, clip_grad_norm_, state_dict and load_state_dict are collective. At calls outside a step a rank
     waits `arrival_timeout` for the others; None: the group's timeout."""
     arrival_timeout: timedelta | None = ARRIVAL_TIMEOUT
+    # why unshard() is refused, as "is in a …"
+    shares_model = ""
 
     def __init__(self, manager: Manager, given: torch.optim.Optimizer) -> None:
         """Takes over the groups and the state of the given optimizer."""
@@ -77,7 +80,7 @@ class ZeroOptimizer(torch.optim.Optimizer):
         self._manager, self._core, self._rule = manager, manager.core, manager.rule
         self._optimizer_class = type(given)
         self._gradients = manager.gradients
-        self._given = weakref.ref(given)
+        self._given, self._bare = weakref.ref(given), optimizer_like(given, [])
         self._no_sync_depth = 0         # nested blocks of no_sync
         self._zeroing, self._inner_updates = ZeroGradCheck(), 0
         self._is_probing = False        # the next zero_grad() belongs to the same probe as step() (_is_probe)
@@ -98,11 +101,27 @@ class ZeroOptimizer(torch.optim.Optimizer):
             self._checkpoint.load_state_dict(given.state_dict())
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Raises NotImplementedError, except when torch.optim.Optimizer's constructor calls it."""
+        """Adds a group of parameters of the model, which now have requires_grad, like torch's method. Does what
+        divide_again() does. Collective."""
         if hasattr(self, "_manager"):
-            raise NotImplementedError("zero: parameters cannot be added to a model that is sharded; give the optimizer "
-                                      "all groups before zero.shard")
-        super().add_param_group(param_group)
+            divide_again(self, param_group)
+        else:                           # torch.optim.Optimizer's constructor calls it
+            super().add_param_group(param_group)
+
+    def divide_again(self) -> None:
+        """Divides the model anew after the program has changed which parameters have requires_grad; call it before the
+        next forward pass. Parameters that are trained now must be in a group of the optimizer (add_param_group). Those
+        that were trained before keep their optimizer state, those that are frozen now lose it. Each rank needs memory
+        for the whole model and its optimizer state for a moment. Collective, between a step and a backward pass."""
+        divide_again(self)
+
+    def unshard(self) -> torch.optim.Optimizer:
+        """Makes the model an ordinary one on each rank: its parameters, the same objects, have ordinary memory, and
+        nothing of zero stays in its modules. Returns an ordinary optimizer of the given class with the whole state and
+        the same groups, so schedulers go on. This one has ended. Parameters that precision="bf16" had converted are
+        float32 again; those of a model that was bfloat16 before lose the optimizer's float32 values. Collective,
+        between a step and a backward pass."""
+        return unshard(self)
 
     # ---- a step ----
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -166,7 +185,7 @@ class ZeroOptimizer(torch.optim.Optimizer):
     @property
     def holds(self) -> bool:
         """True inside a block of no_sync."""
-        return self._no_sync_depth > 0
+        return bool(self._manager) and self._no_sync_depth > 0
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
