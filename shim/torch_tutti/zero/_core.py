@@ -120,11 +120,16 @@ class Core:
                 raise type(error)(self._named(str(error))) from None
 
     def _named(self, text: str) -> str:
-        """Returns the library's text with the names of units and parameters in place of their numbers."""
+        """Returns the library's text with the names of units and parameters in place of their numbers, and with a
+        likely reason why a rank has not come."""
         for kind, names in (("unit", self._names.units), ("parameter", self._names.parameters)):
             numbered = {str(number): name for number, name in enumerate(names)}
             text = re.sub(rf"\b{kind} (\d+)\b",
                           lambda found: f"{kind} {numbered.get(found[1], found[1])}", text)
+        if absent := re.search(r"this call has not been made by (rank [\d, ]*\d)", text):
+            text += f". If {absent[1]} had fewer batches, " + (
+                "give it batches whose loss counts 0" if self.placement == "sharded" else
+                "put the loop into `with optimizer.join():` on all ranks")
         return text
 
     def _tensor(self, address: int, count: int, dtype: torch.dtype) -> torch.Tensor:

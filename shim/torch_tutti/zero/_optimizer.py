@@ -21,6 +21,7 @@ from torch_tutti.zero._checkpoint import Checkpoint, ShardedState
 from torch_tutti.zero._clipping import clip_grad_norm_
 from torch_tutti.zero._core import Rates
 from torch_tutti.zero._gradients import DividedGradient
+from torch_tutti.zero._join import UnevenData, join
 from torch_tutti.zero._local import LocalParameters
 from torch_tutti.zero._pieces import Pieces, WholeParameters
 from torch_tutti.zero._report import Report
@@ -70,6 +71,8 @@ class ZeroOptimizer(torch.optim.Optimizer):
     arrival_timeout: timedelta | None = ARRIVAL_TIMEOUT
     # why unshard() is refused, as "is in a …"
     shares_model = ""
+    # announces calls in a block of join(), or None
+    uneven: UnevenData | None = None
 
     def __init__(self, manager: Manager, given: torch.optim.Optimizer) -> None:
         """Takes over the groups and the state of the given optimizer."""
@@ -135,6 +138,8 @@ class ZeroOptimizer(torch.optim.Optimizer):
             return result
         self._manager.check_parameters()
         may_repeat = self._zeroing.begin_step(self._gradients.are_shown)
+        if self.uneven is not None:
+            self.uneven.announce("step")
         updates = self._count_updates() if may_repeat else 0
         if self._inner is None:
             self._check_rule()
@@ -204,7 +209,18 @@ class ZeroOptimizer(torch.optim.Optimizer):
         """Clips like torch.nn.utils.clip_grad_norm_ on the averaged gradients of all parameters; the next step scales
         them, which is faster. Returns the norm before clipping, which is equal on all ranks. Collective, also for ranks
         without gradients."""
+        if self.uneven is not None:
+            self.uneven.announce("clip_grad_norm_", float(max_norm), float(norm_type), error_if_nonfinite)
         return clip_grad_norm_([self], max_norm, norm_type, error_if_nonfinite)
+
+    def join(self, divide_by_initial_world_size: bool = True) -> contextlib.AbstractContextManager[None]:
+        """Returns a context for training on data of which some ranks have fewer batches, like that of
+        DistributedDataParallel: a rank that leaves the context first repeats the steps of the others, without gradients
+        and with their options, until all have left. Then all have the options of the rank that had the most batches.
+        Gradients are divided by the number of all ranks, or, with divide_by_initial_world_size=False, by that of the
+        ranks with a batch. In the context call only zero_grad, step and clip_grad_norm_ of this optimizer, and let no
+        other optimizer of the group step. Not for sharded parameters. Collective."""
+        return join(self, divide_by_initial_world_size)
 
     @torch.no_grad()
     def gradient(self, parameter: torch.nn.Parameter) -> torch.Tensor | None:

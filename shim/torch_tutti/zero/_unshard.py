@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 
-from torch_tutti.zero._checkpoint import HOOKS_OF_STEPS, optimizer_like
+from torch_tutti._optimizer_trial import HOOKS_OF_STEPS, optimizer_like
 from torch_tutti.zero._parameters import collect_managed
 
 if TYPE_CHECKING:
@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from torch_tutti.zero._optimizer import ZeroOptimizer
 
 # What a ZeroOptimizer has of its Manager, and gets anew when the model is divided anew.
-_OF_MANAGER = ("_manager", "_core", "_rule", "_gradients", "_checkpoint", "_inner", "_flat", "_local")
+_OF_MANAGER = ("_manager", "_core", "_rule", "_gradients", "_checkpoint", "_inner", "_pieces", "_given", "_settings",
+               "_changed_options", "_local")
 
 
 class Ended:
@@ -46,7 +47,7 @@ def divide_again(optimizer: ZeroOptimizer, added: dict[str, Any] | None = None) 
     groups = [*optimizer.param_groups, *([_complete(added)] if added else [])]
     group_of = {p: number for number, group in enumerate(groups) for p in group["params"]}
     model, units, group, settings = manager.model, manager.given_units, manager.group, manager.settings
-    collect_managed([model, *units], group_of)
+    collect_managed([model, *units], group_of, manager.unmanaged, manager.dtype)
     kind = type(manager)
     del manager                         # this frame would keep it
     ordinary, residuals = _leave_division(optimizer, call)
@@ -94,7 +95,7 @@ def _whole_value(manager: Manager, number: int) -> torch.Tensor:
     if manager.given_dtypes[number] == parameter.dtype:
         return parameter.detach().clone()
     # the optimizer's values, of which the bfloat16 parameter is a rounded copy
-    return manager.optimizer._checkpoint._gather_whole(number, parameter.shape, manager.core.piece(number).value)
+    return manager.optimizer._checkpoint._gather_whole(number, "master", parameter.shape, manager.core.piece(number).value)
 
 
 def _ordinary_optimizer(optimizer: ZeroOptimizer, state: dict[int, dict[str, Any]]) -> torch.optim.Optimizer:
