@@ -57,6 +57,44 @@ def by_one(workers_of_step, optimizer=sgd, model=None):
     return flat(model.parameters())
 
 
+def run_resume(world, servers):
+    """A run that ended continues from the workers' parameters and the states of the servers."""
+    saved, model = world.kept, network()
+    for name in ("first", "second"):
+        node = ps.join(model, adamw, servers=servers, slice_bytes=SMALL)
+        if isinstance(node, ps.Server) and name == "second":
+            node.load_state_dict(saved["state"])
+        train(node, model, 4)
+        if isinstance(node, ps.Server):
+            saved["state"] = node.state_dict()
+        values = [flat(model.parameters()).float()]
+        dist.broadcast(values[0], servers)
+        model = network()
+        torch.nn.utils.vector_to_parameters(values[0], model.parameters())
+    if isinstance(node, ps.Server):
+        refused(RuntimeError, "before serve", lambda: node.load_state_dict(saved["state"]))
+    other = ps.join(model, adamw, servers=servers, slice_bytes=2 * SMALL)
+    if isinstance(other, ps.Server):
+        refused(ValueError, "a server with other slices", lambda: other.load_state_dict(saved["state"]))
+    train(other, model, 0)
+    return values[0]
+
+
+@pytest.mark.parametrize("servers", [1, 2])
+def test_optimizers_resume(shared, servers):
+    by_runs = shared(3).run(run_resume, servers)[-1]
+    model = network()
+    taken, workers = adamw(model.parameters()), range(servers, 3)
+    for step in [0, 1, 2, 3] * 2:
+        model.zero_grad()
+        for rank in workers:
+            loss_of(model(batch(step, rank))).backward()
+        for p in model.parameters():
+            p.grad /= len(workers)
+        taken.step()
+    torch.testing.assert_close(by_runs, flat(model.parameters()).float(), rtol=1e-6, atol=1e-7)
+
+
 # ---- slices ----
 def test_slices_have_each_element_once():
     shapes = [(3, 5), (), (0, 4), (1000,), (7,), *[(1,)] * 150]

@@ -4,6 +4,7 @@ may have it (`max_lag`), then the sending thread takes it from an outbox. Locks 
 outbox."""
 from __future__ import annotations
 
+import copy
 import threading
 from dataclasses import dataclass, field
 from typing import Any, Callable, Iterable, Sequence
@@ -48,6 +49,8 @@ class Shard:
         if whole_parameters:
             self._pieces = [values.view(parameters[piece.parameter][1].shape)
                             for piece, values in zip(slice_.pieces, self._pieces)]
+        # for each piece: the name of its parameter, and the elements [begin, end) of it
+        self.layout = [(parameters[piece.parameter][0], piece.begin, piece.end) for piece in slice_.pieces]
         named_pieces = [(parameters[piece.parameter][0], values) for piece, values in zip(slice_.pieces, self._pieces)]
         self.optimizer = optimizer(named_pieces)
         if not isinstance(self.optimizer, torch.optim.Optimizer):
@@ -64,6 +67,16 @@ class Shard:
         self._pulls: dict[int, tuple[int, Outbox]] = {}
         self._lock = threading.Lock()
         self.updates = self.lag = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns a copy of the optimizer's state."""
+        with self._lock:
+            return copy.deepcopy(self.optimizer.state_dict())
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Loads a state of state_dict()."""
+        with self._lock:
+            self.optimizer.load_state_dict(state)
 
     def push(self, worker: int, gradient: Tensor, mask: int) -> None:
         """Adds a worker's gradient, a tensor that the shard may now overwrite. mask: bit i is set if piece i has a
@@ -153,6 +166,23 @@ class Server:
         self._running_threads = 0
         self._error: Exception | None = None
         self._has_served = False
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns the states of the optimizers of this server's slices, {number of the slice: {"layout", "state"}}.
+        While workers push, slices may be of different steps. The values are those of a worker's model.state_dict()."""
+        return {number: {"layout": shard.layout, "state": shard.state_dict()} for number, shard in self._shards.items()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Loads what state_dict() of the server of the same rank returned; before serve(). Raises ValueError if that
+        had other slices."""
+        if self._has_served:
+            raise RuntimeError("ps: load the state of a server before serve()")
+        theirs = {number: [tuple(piece) for piece in entry["layout"]] for number, entry in state.items()}
+        if theirs != {number: shard.layout for number, shard in self._shards.items()}:
+            raise ValueError("ps: this state is of a server with other slices; use the model, servers and slice_bytes "
+                             "with which it was saved")
+        for number, shard in self._shards.items():
+            shard.load_state_dict(state[number]["state"])
 
     def serve(self) -> Report:
         """Serves until each worker has left or is lost. Then copies this server's slices into this rank's model; with
