@@ -133,10 +133,14 @@ typedef struct tutti_zero_config {
     int64_t square_roots_mode;
     /* The name of the groups in messages, as "zero of GPT", copied; NULL: that of `comm`. */
     const char *name;
+    /* The directory of a file in which this rank keeps moments and float32 copies, for states that do not fit in
+       memory; only the state of about three units is in memory then. The file has no name, and ends with the process.
+       NULL keeps them in memory. */
+    const char *state_directory;
 } tutti_zero_config;
 #define TUTTI_ZERO_CONFIG_INIT \
     { sizeof(tutti_zero_config), NULL, 0, 0, 0, NULL, NULL, TUTTI_ZERO_SHARED, TUTTI_ZERO_NONE, 0, 0, 1, false, \
-        { TUTTI_COMPRESS_NONE, 0, false, false, 0, 0, 0 }, NULL, 0, NULL }
+        { TUTTI_COMPRESS_NONE, 0, false, false, 0, 0, 0 }, NULL, 0, NULL, NULL }
 /* Creates a tutti_zero and its arrays for the model in `config`. Collective. MISMATCH if the ranks describe different
    models. */
 TUTTI_API tutti_status tutti_zero_create(tutti_zero **out, const tutti_zero_config *config);
@@ -246,6 +250,8 @@ typedef struct tutti_zero_report {
     uint64_t packed_bytes;
     /* The most that gradient_bytes has been. The other two have reached their most. */
     uint64_t gradient_peak_bytes;
+    /* The file in state_directory has these bytes. */
+    uint64_t state_file_bytes;
 } tutti_zero_report;
 /* Fills in the report. */
 TUTTI_API tutti_status tutti_zero_get_report(const tutti_zero *zero, tutti_zero_report *out);

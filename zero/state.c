@@ -110,6 +110,7 @@ tutti_status tutti_zero_get_report(const tutti_zero *zero, tutti_zero_report *ou
     out->gradient_peak_bytes = zero->reducer.most_gradient_bytes + zero->reducer.sums.residual_bytes;
     out->packed_bytes = zero->reducer.sums.packed_bytes;
     out->state_bytes = zero->optimizer.state_bytes;
+    out->state_file_bytes = zero->optimizer.file.bytes;
     out->parameter_bytes = zero->placement.gatherer.most_bytes;
     for (int u = 0; u < zero->partition.units; u++)
         out->parameter_bytes +=

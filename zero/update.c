@@ -13,6 +13,24 @@ static bool rule_has_first_moment(tutti_zero_rule rule) { return rule > TUTTI_ZE
 static bool rule_has_second_moment(tutti_zero_rule rule) { return rule > TUTTI_ZERO_MOMENTUM; }
 
 /* ---- lifetime ---- */
+/* Returns true if the optimizer has a float32 copy of the unit's slice. */
+static bool unit_has_value_copy(const struct unit_partition *unit) { return unit->element == sizeof(uint16_t); }
+/* Creates the file in `directory` with room for the state of all units. */
+static tutti_status optimizer_open_file(struct optimizer *optimizer, const char *directory)
+{
+    int units = optimizer->partition->units;
+    size_t *bytes = memory_alloc_zeroed((size_t)units, sizeof *bytes);
+    if (!bytes) return status_fail(TUTTI_NO_MEMORY, "zero: no memory for %d units", units);
+    for (int u = 0; u < units; u++) {
+        const struct unit_partition *unit = &optimizer->partition->unit[u];
+        int arrays = rule_has_first_moment(optimizer->rule) + rule_has_second_moment(optimizer->rule)
+            + unit_has_value_copy(unit);
+        bytes[u] = (size_t)arrays * unit->slice * sizeof(float);
+    }
+    tutti_status status = state_file_open(&optimizer->file, directory, bytes, units);
+    free(bytes);
+    return status;
+}
 tutti_status optimizer_init(struct optimizer *optimizer, const struct partition *partition,
     const tutti_zero_config *config)
 {
@@ -21,11 +39,10 @@ tutti_status optimizer_init(struct optimizer *optimizer, const struct partition 
     optimizer->square_roots_mode = config->square_roots_mode;
     optimizer->state = memory_alloc_zeroed((size_t)partition->units, sizeof *optimizer->state);
     optimizer->steps = memory_alloc_zeroed((size_t)partition->parameters, sizeof *optimizer->steps);
-    return optimizer->state && optimizer->steps ? TUTTI_OK
-                                                : status_fail(TUTTI_NO_MEMORY, "zero: no memory for an optimizer");
+    optimizer->file.descriptor = -1;
+    if (!optimizer->state || !optimizer->steps) return status_fail(TUTTI_NO_MEMORY, "zero: no memory for an optimizer");
+    return optimizer_open_file(optimizer, config->state_directory);
 }
-/* Returns true if the optimizer has a float32 copy of the unit's slice. */
-static bool unit_has_value_copy(const struct unit_partition *unit) { return unit->element == sizeof(uint16_t); }
 /* Converts a number to and from `dtype`, BFLOAT16 or FLOAT16. */
 static uint16_t narrow_from_float(float number, tutti_dtype dtype)
 {
@@ -37,19 +54,25 @@ static float narrow_to_float(uint16_t bits, tutti_dtype dtype)
 }
 void optimizer_finish(struct optimizer *optimizer)
 {
-    for (int u = 0; optimizer->state && u < optimizer->partition->units; u++) {
+    for (int u = 0; optimizer->state && !optimizer->file.memory && u < optimizer->partition->units; u++) {
         if (unit_has_value_copy(&optimizer->partition->unit[u])) free(optimizer->state[u].value);
         free(optimizer->state[u].first);
         free(optimizer->state[u].second);
     }
+    state_file_close(&optimizer->file);
     free(optimizer->state);
     free(optimizer->steps);
 }
-/* Allocates *array, one float for each element of this rank's slice, if it is wanted and *array is NULL. */
-static tutti_status optimizer_allocate_floats(struct optimizer *optimizer, int unit, bool wanted, float **array)
+/* Makes *array an array of one zero for each element of this rank's slice, in memory or in the file, if *array is NULL.
+   `number` is how many arrays of the unit come before it in the file. */
+static tutti_status optimizer_allocate_floats(struct optimizer *optimizer, int unit, int number, float **array)
 {
     size_t bytes = optimizer->partition->unit[unit].slice * sizeof(float);
-    if (!wanted || *array) return TUTTI_OK;
+    if (*array) return TUTTI_OK;
+    if (optimizer->file.memory) {
+        *array = state_file_at(&optimizer->file, unit, (size_t)number * bytes);
+        return TUTTI_OK;
+    }
     *array = memory_alloc_aligned(bytes);
     if (!*array)
         return status_fail(TUTTI_NO_MEMORY, "zero: no memory for %zu bytes of optimizer state, unit %d", bytes, unit);
@@ -60,16 +83,17 @@ tutti_status optimizer_set_slice(struct optimizer *optimizer, int unit, void *sl
 {
     const struct unit_partition *u = &optimizer->partition->unit[unit];
     struct optimizer_state *s = &optimizer->state[unit];
+    int arrays = 0;
     s->slice = slice;
-    TRY(optimizer_allocate_floats(optimizer, unit, rule_has_first_moment(optimizer->rule), &s->first));
-    TRY(optimizer_allocate_floats(optimizer, unit, rule_has_second_moment(optimizer->rule), &s->second));
+    if (rule_has_first_moment(optimizer->rule)) TRY(optimizer_allocate_floats(optimizer, unit, arrays++, &s->first));
+    if (rule_has_second_moment(optimizer->rule)) TRY(optimizer_allocate_floats(optimizer, unit, arrays++, &s->second));
     if (!unit_has_value_copy(u)) {
         s->value = slice;
         return TUTTI_OK;
     }
     const uint16_t *narrow = slice;
     float *value = s->value;
-    TRY(optimizer_allocate_floats(optimizer, unit, true, &value));
+    TRY(optimizer_allocate_floats(optimizer, unit, arrays, &value));
     s->value = value;
     /* A value of a checkpoint that rounds to the slice's number is more precise, and stays. */
     for (size_t i = 0; i < u->slice; i++)

@@ -3,6 +3,7 @@
 #pragma once
 #include "kernels/update.h"
 #include "zero/partition.h"
+#include "zero/state_file.h"
 
 /* The optimizer's arrays for this rank's slice of one unit. `value` is the slice itself if that is float32 or float64,
    or an owned float32 copy. `first` and `second` are moments; NULL if the rule has none. */
@@ -17,13 +18,15 @@ struct optimizer {
     tutti_square_roots *square_roots;
     int64_t square_roots_mode;
     struct optimizer_state *state;                      /* [units], owned */
+    /* The moments and float32 copies are here, if the caller has named a directory. */
+    struct state_file file;
     /* This many steps have updated each parameter. */
     uint64_t *steps;                                    /* [parameters], owned */
-    /* The bytes of moments and of float32 copies. */
+    /* The bytes of moments and of float32 copies in memory, without those in the file. */
     uint64_t state_bytes;
 };
-/* Allocates the list of states. optimizer_set_slice allocates the arrays. The caller must call optimizer_finish in
-   every case. */
+/* Allocates the list of states, and creates the file for them if the config names a directory. optimizer_set_slice
+   allocates the arrays. The caller must call optimizer_finish in every case. */
 tutti_status optimizer_init(struct optimizer *optimizer, const struct partition *partition,
     const tutti_zero_config *config);
 void optimizer_finish(struct optimizer *optimizer);

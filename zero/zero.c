@@ -131,7 +131,9 @@ static tutti_status zero_update_units(tutti_zero *zero)
     int units = zero->partition.units, *agreed = zero->reducer.order.agreed;
     for (int i = 0; i < units; i++) {
         int unit = agreed[zero->async ? units - 1 - i : i];
+        if (i + 1 < units) state_file_prefetch(&zero->optimizer.file, agreed[zero->async ? units - 2 - i : i + 1]);
         TRY(zero_update_unit(zero, unit));
+        TRY(state_file_write_behind(&zero->optimizer.file, unit));
         if (zero->async) async_step_complete_unit(zero->async, unit, zero->steps);
     }
     TRY(reducer_begin_step(&zero->reducer));
@@ -193,12 +195,12 @@ static tutti_status zero_init_parts(tutti_zero *zero, const tutti_zero_config *c
     tutti_status mine =
         partition_init(&zero->partition, config, tutti_comm_user_rank(config->comm), tutti_comm_count(config->comm));
     if (mine == TUTTI_OK) mine = config_check_choices(config);
+    if (mine == TUTTI_OK) mine = optimizer_init(&zero->optimizer, &zero->partition, config);
     TRY(zero_compare_models(zero, config, mine));
     TRY(priority_comms_init(&zero->comms, &zero->partition, config));
     TRY(tutti_comm_split(zero->comms.all[0], 0, zero->partition.rank, &zero->control_comm));
     TRY(placement_init(&zero->placement, &zero->partition, config, &zero->comms, zero->control_comm, &zero->trace));
     TRY(reducer_init(&zero->reducer, &zero->partition, config, &zero->comms, zero->control_comm, &zero->trace));
-    TRY(optimizer_init(&zero->optimizer, &zero->partition, config));
     zero->rates = memory_alloc_zeroed((size_t)zero->partition.groups, sizeof *zero->rates);
     if (!zero->rates) return status_fail(TUTTI_NO_MEMORY, "zero: no memory for %d groups", zero->partition.groups);
     bool ahead = config->ahead && config->rule != TUTTI_ZERO_NONE && config->placement != TUTTI_ZERO_SHARDED;

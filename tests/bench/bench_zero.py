@@ -35,7 +35,7 @@ import train_gpt
 
 WAYS = {"ddp": "tutti", "ddp-gloo": "gloo", "fsdp": "tutti", "fsdp-gloo": "gloo", "hsdp": "tutti", "zero0": "tutti",
         "zero0-ahead": "tutti", "zero1": "tutti", "zero2": "tutti",
-        "zero3": "tutti", "zero3-sharded": "tutti", "computing": COMPUTING}
+        "zero3": "tutti", "zero3-sharded": "tutti", "zero3-file": "tutti", "computing": COMPUTING}
 
 
 def adamw(parameters):
@@ -52,7 +52,8 @@ class Training:
         if way.startswith("zero"):
             self.model, self.optimizer = torch_tutti.zero.shard(model, adamw(model.parameters()), stage=int(way[4]),
                                                                 hosts="sharded" if "sharded" in way else None,
-                                                                ahead="ahead" in way, group=group)
+                                                                ahead="ahead" in way, group=group,
+                                                                state_directory="." if "file" in way else None)
             return
         if "sdp" in way:
             mesh = (init_device_mesh("cpu", (options.hosts, dist.get_world_size() // options.hosts),
@@ -192,7 +193,8 @@ def expected(way, count, ranks, units):
     parameters = 4 * count * (ranks if way in ("zero1", "zero2") else 1)
     parameters += 4 * count / units * ranks * (way == "zero3-sharded")          # what is gathered ahead
     buffers = ranks * (4 * count if way == "zero1" else 4 * 2 * count / units)
-    return parameters + buffers + 4 * count + 8 * count
+    moments = 8 * count * (3 / units if way == "zero3-file" else 1)
+    return parameters + buffers + 4 * count + moments
 
 
 def main() -> None:

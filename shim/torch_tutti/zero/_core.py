@@ -3,6 +3,7 @@ documents each call."""
 from __future__ import annotations
 
 import ctypes
+import os
 import re
 from ctypes import POINTER, byref, c_bool, c_char_p, c_double, c_int, c_int64, c_size_t, c_uint64, c_void_p
 from typing import Any, NamedTuple, Sequence
@@ -29,7 +30,8 @@ class _Config(ctypes.Structure):
                 ("groups", c_int), ("parameter", POINTER(_Parameter)), ("dtype", POINTER(c_int)), ("placement", c_int),
                 ("rule", c_int), ("buffers", c_int), ("timeout_ms", c_int64), ("prefetch", c_int),
                 ("ahead", c_bool), ("compression", _Compression), ("square_roots", FUNCTION),
-                ("square_roots_mode", c_int64), ("name", c_char_p)]
+                ("square_roots_mode", c_int64), ("name", c_char_p),
+                ("state_directory", c_char_p)]
 
 
 class Rates(ctypes.Structure):
@@ -44,7 +46,8 @@ class _Piece(ctypes.Structure):
 class _Report(ctypes.Structure):
     _fields_ = [("struct_size", c_size_t), *((name, c_uint64) for name in (
         "steps", "waited_use_ns", "waited_sums_ns", "late_units", "sum_bytes", "moved_bytes", "parameter_bytes",
-        "gradient_bytes", "state_bytes", "unforeseen", "packed_bytes", "gradient_peak_bytes"))]
+        "gradient_bytes", "state_bytes", "unforeseen", "packed_bytes", "gradient_peak_bytes",
+        "state_file_bytes"))]
 
 
 class _Event(ctypes.Structure):
@@ -85,7 +88,8 @@ class Core:
 
     def __init__(self, communicator: int, parameters: Sequence[ParameterInfo], dtypes: Sequence[torch.dtype],
                  groups: int, placement: str, rule: str, buffers: int, timeout_ms: int, prefetch: int, ahead: bool,
-                 compression: str | Compression | None, square_roots: SquareRoots, names: Names) -> None:
+                 compression: str | Compression | None, square_roots: SquareRoots, names: Names,
+                 state_directory: str | os.PathLike[str] | None) -> None:
         """Creates a tutti_zero. parameters: in the order of units. dtypes: one for each unit. groups: how many
         parameter groups there are. The other arguments are fields of tutti_zero_config. Collective."""
         self._names = names
@@ -95,7 +99,7 @@ class Core:
         config = _Config(ctypes.sizeof(_Config), communicator, len(parameters), len(dtypes), groups, parameter_array,
                          dtype_array, PLACEMENTS[placement], RULES[rule], buffers, timeout_ms, prefetch, ahead,
                          described(compression), square_roots.function or FUNCTION(), square_roots.mode,
-                         names.whole.encode())
+                         names.whole.encode(), os.fsencode(state_directory) if state_directory else None)
         self._zero = c_void_p()
         self.placement, self.has_feedback = placement, bool(config.compression.form and config.compression.feedback)
         self._counts = [parameter.count for parameter in parameters]

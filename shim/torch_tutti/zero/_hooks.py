@@ -28,6 +28,11 @@ class Owners:
                     del self._of_id[key]
         self._of_id.update(dict.fromkeys(ids, weakref.ref(owner, forget)))
 
+    def remove(self, parameters: Iterable[torch.nn.Parameter]) -> None:
+        """Forgets the owner of these parameters."""
+        for parameter in parameters:
+            self._of_id.pop(id(parameter), None)
+
     def find(self, parameter: torch.nn.Parameter) -> Any:
         """Returns the owner of a parameter, or None."""
         reference = self._of_id.get(id(parameter))
@@ -109,6 +114,11 @@ def keep_in_memory(manager: Any, parameters: Iterable[torch.nn.Parameter]) -> No
     """Makes assignments to the attribute `data` of these parameters keep their memory, while the manager exists. Needs
     the property that count_data_changes() installs."""
     _managers.add(manager, parameters)
+
+
+def release_from_memory(parameters: Iterable[torch.nn.Parameter]) -> None:
+    """Ends what keep_in_memory() does for these parameters."""
+    _managers.remove(parameters)
 
 
 def count_data_changes(owner: Any, parameters: Iterable[torch.nn.Parameter]) -> None:

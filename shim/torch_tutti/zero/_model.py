@@ -4,6 +4,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
+import os
 import warnings
 import weakref
 from types import MethodType
@@ -21,7 +22,8 @@ from torch_tutti.zero._copies import clean_copies, clean_module
 from torch_tutti.zero._core import Core, Names, ParameterInfo
 from torch_tutti.zero._direct import sum_rows, replace_forwards
 from torch_tutti.zero._gradients import DividedGradient, Gradients
-from torch_tutti.zero._hooks import Hook, cast_inputs, count_data_changes, keep_in_memory, make_room, take_gradient
+from torch_tutti.zero._hooks import (Hook, cast_inputs, count_data_changes, keep_in_memory, make_room,
+                                     release_from_memory, take_gradient)
 from torch_tutti.zero._modules import find_modules_on_meta, materialize_untrained, trim_heap
 from torch_tutti.zero._optimizer import ZeroOptimizer, find_what_it_looks_at, rule_of
 from torch_tutti.zero._parameters import collect_managed
@@ -46,6 +48,7 @@ class Settings(NamedTuple):
     dtype: torch.dtype | None           # for all parameters; None: each unit keeps its own
     compression: str | Compression | None
     ignored: set[torch.Tensor]          # parameters and buffers that each rank keeps for itself
+    state_directory: str | os.PathLike[str] | None      # of a file with the optimizer's state; None: in memory
 
 
 def _zero_grad(module: nn.Module, set_to_none: bool = True) -> None:
@@ -87,6 +90,10 @@ class Manager:
         parameters = [ParameterInfo(entry.parameter.numel(), entry.unit, group_of[entry.parameter])
                       for entry in self.managed]
         self.rule = "none" if torch.float64 in dtypes else rule_of(type(optimizer), optimizer.param_groups)
+        if settings.state_directory is not None and self.rule == "none":
+            raise NotImplementedError(f"zero.shard: state_directory= needs an optimizer that runs in C (AdamW, Adam, "
+                                      f"SGD), but a {type(optimizer).__name__} with these settings runs in Python and "
+                                      "has its state in memory")
         self.finding = find_what_it_looks_at(optimizer, self.rule, settings.placement)
         self.square_roots = square_roots_of(self.rule, optimizer.param_groups) or ROUNDED
         self.core = self._create_core(parameters, dtypes, len(optimizer.param_groups), settings)
@@ -112,7 +119,7 @@ class Manager:
         make_core = functools.partial(Core, backend._communicator, parameters, dtypes, groups,
                                       rule=self.rule, buffers=settings.buffers, prefetch=settings.prefetch,
                                       ahead=settings.ahead, compression=settings.compression,
-                                      square_roots=self.square_roots,
+                                      square_roots=self.square_roots, state_directory=settings.state_directory,
                                       timeout_ms=math.ceil(timeout.total_seconds() * 1000) if timeout else 0,
                                       names=Names(f"zero stage {settings.stage} of {type(self.model).__name__}",
                                                   self.unit_names(), [entry.name for entry in self.managed]))
@@ -193,6 +200,7 @@ class Manager:
         other values have been assigned to its parameters."""
         for handle in self.handles:
             handle.remove()
+        release_from_memory(self.number_of)
         for entry in self.managed:
             del _managers[entry.parameter]
         for module in self.model.modules():

@@ -270,8 +270,9 @@ class ZeroOptimizer(torch.optim.Optimizer):
         parameter_bytes, gradient_bytes, state_bytes: memory in use (of shared parameters this rank's share; of sharded
         ones this rank's and the most that was whole). gradient_peak_bytes: the most that gradient_bytes has been; the
         other two do not shrink. process_peak_bytes: the most memory of the process, with activations and all else.
-        unforeseen: uses that were not prefetched. packed_bytes: compressed bytes sent. stage, and hosts: the placement,
-        "shared", "sharded", "replicated" or "whole"."""
+        unforeseen: uses that were not prefetched. packed_bytes: compressed bytes sent. state_file_bytes: state
+        in the file of state_directory, which state_bytes leaves out. stage, and hosts: the placement, "shared",
+        "sharded", "replicated" or "whole"."""
         report = self._manager.report()
         if self._inner is not None:
             report["state_bytes"] += sum(value.nbytes for state in self._inner.state.values()

@@ -42,9 +42,9 @@ class Pieces:
 
 
 class WholeParameters(Pieces):
-    """Whole parameters in float32 or float64, each on its owner, for an optimizer that looks at whole tensors. In a step the ranks
-    send their pieces of gradients to the owners, and get new values. They send values too, unless each rank can read
-    all parameters in float32. Between steps the parameters have no memory. owner: the rank in the group that has the
+    """Whole parameters in float32 or float64, each on its owner, for an optimizer that looks at whole tensors. In a
+    step the ranks send their pieces of gradients to the owners, and get new values. They send values too, unless each
+    rank can read all parameters in float32. Between steps the parameters have no memory. owner: the rank in the group that has the
     parameter of a number."""
 
     def __init__(self, manager: Manager) -> None:
@@ -119,7 +119,8 @@ class WholeParameters(Pieces):
     def _distribute(self, numbers: list[int]) -> list[torch.Tensor]:
         """Returns this rank's flat pieces of the owners' values. numbers: in the order of owners. Collective."""
         own = [number for number in numbers if number in self.parameters]
-        parts = [self.managed[number].flatten(self.parameters[number].detach()).split(self.counts[number]) for number in own]
+        parts = [self.managed[number].flatten(self.parameters[number].detach()).split(self.counts[number])
+                 for number in own]
         counts_in = [sum(self.counts[number][self.rank] for number in numbers if self.owner[number] == rank)
                      for rank in range(self.ranks)]
         counts_out = [sum(self.counts[number][rank] for number in own) for rank in range(self.ranks)]

@@ -1,6 +1,7 @@
 """The function that divides a model among the ranks, and its arguments."""
 from __future__ import annotations
 
+import os
 from typing import Callable, Iterable
 
 import torch
@@ -26,7 +27,7 @@ def shard(model: nn.Module, optimizer: torch.optim.Optimizer, *, stage: int = 3,
           units: Iterable[nn.Module] | None = None, group: dist.ProcessGroup | DeviceMesh | None = None,
           buffers: int = 2, ahead: bool = False, prefetch: int = 1, reshard: bool = True,
           precision: str | None = None, compression: str | Compression | None = None,
-          init: Callable[[nn.Module], None] | None = None,
+          state_directory: str | os.PathLike[str] | None = None, init: Callable[[nn.Module], None] | None = None,
           ignored: Iterable[nn.Module | nn.Parameter] = ()) -> tuple[nn.Module, ZeroOptimizer]:
     """Lets the ranks of a group train the model together. Returns the model, and the optimizer that replaces the given
     one. Collective: all ranks start with rank 0's parameters and buffers.
@@ -54,6 +55,10 @@ def shard(model: nn.Module, optimizer: torch.optim.Optimizer, *, stage: int = 3,
 
     compression: the form of gradients in messages ("int8"), or a torch_tutti.compression.Compression. If all hosts have
     equal numbers of ranks, only messages between hosts are compressed. The error is added to the next gradients.
+
+    state_directory: a directory on a local disk. Each rank keeps its optimizer state in a file there, for states that
+    do not fit in memory; only the state of about three units is in memory then. The file has no name and ends with the
+    process, so a run continues from a checkpoint. For AdamW, Adam and SGD.
 
     The model may be on the meta device, with an optimizer of its parameters there. Then only rank 0 ever has the whole
     model in its own memory. init: called on rank 0 with each module that has parameters or buffers of its own on the
@@ -86,7 +91,7 @@ def shard(model: nn.Module, optimizer: torch.optim.Optimizer, *, stage: int = 3,
         raise ValueError(f"zero.shard: precision={precision!r}; it must be 'bf16', 'fp16' or None")
     settings = Settings(stage, placement, stage == 3 and hosts is None, UNLIMITED_BUFFERS if stage == 1 else buffers,
                         ahead, prefetch, reshard, init, _PRECISIONS[precision], compression,
-                        find_ignored(model, ignored))
+                        find_ignored(model, ignored), state_directory)
     ranks = group_of_ranks("zero.shard", group)
     check_replicas(model, ranks, settings.ignored)
     manager = Manager(model, optimizer, find_units(model, units), ranks, settings)

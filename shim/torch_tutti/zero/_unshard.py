@@ -95,7 +95,8 @@ def _whole_value(manager: Manager, number: int) -> torch.Tensor:
     if manager.given_dtypes[number] == parameter.dtype:
         return parameter.detach().clone()
     # the optimizer's values, of which the bfloat16 parameter is a rounded copy
-    return manager.optimizer._checkpoint._gather_whole(number, "master", parameter.shape, manager.core.piece(number).value)
+    value = manager.core.piece(number).value
+    return manager.optimizer._checkpoint._gather_whole(number, "master", parameter.shape, value)
 
 
 def _ordinary_optimizer(optimizer: ZeroOptimizer, state: dict[int, dict[str, Any]]) -> torch.optim.Optimizer:

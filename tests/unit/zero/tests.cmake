@@ -1,4 +1,4 @@
-tutti_units(unit_zero all zero partition gather zero steps pieces compress exchange)
+tutti_units(unit_zero all zero partition gather zero steps pieces compress exchange state_file)
 set(over_inproc zero pieces)
 if(NOT TUTTI_SANITIZE)                                                 # these call the same of zero/ and more of the core
   list(APPEND over_inproc gather steps compress)
