@@ -85,7 +85,7 @@ tutti_status tutti_comm_split(tutti_comm *comm, int color, int key, tutti_comm *
 }
 tutti_status tutti_comm_retain(tutti_comm *comm)
 {
-    if (!comm || comm_is_inherited(comm)) return call_check_comm(comm);
+    if (!comm || comm_is_inherited_by_fork(comm)) return call_check_comm(comm);
     /* A failed communicator can be retained too. */
     comm_retain(comm);
     return TUTTI_OK;
@@ -102,7 +102,7 @@ tutti_status tutti_comm_destroy(tutti_comm *comm)
 }
 tutti_status tutti_comm_abort(tutti_comm *comm)
 {
-    if (!comm || comm_is_inherited(comm)) return call_check_comm(comm);
+    if (!comm || comm_is_inherited_by_fork(comm)) return call_check_comm(comm);
     comm_abort(comm);
     return TUTTI_OK;
 }

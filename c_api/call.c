@@ -64,7 +64,7 @@ static tutti_status request_check(const tutti_request *request)
 tutti_status call_check_comm(tutti_comm *comm)
 {
     if (!comm) return status_refuse(TUTTI_INVALID_ARGUMENT, "the communicator is NULL");
-    if (comm_is_inherited(comm))
+    if (comm_is_inherited_by_fork(comm))
         return status_fail(TUTTI_FORKED,
             "this communicator (%s, rank %d) was made before a fork; a child process must make its own",
             comm->group.name, comm->group.rank);

@@ -20,7 +20,7 @@ static tutti_status operation_check_in_place(const struct operation *op, const v
 static size_t operation_count_parts(const struct operation *op, enum buffer buffer)
 {
     bool has = collective_has_buffer((enum collective)op->collective, op->root, op->comm->group.rank, buffer);
-    return has ? (size_t)collective_buffer_parts((enum collective)op->collective, buffer, op->comm->group.size) : 0;
+    return has ? (size_t)collective_count_chunks((enum collective)op->collective, buffer, op->comm->group.size) : 0;
 }
 /* Checks the buffers of an operation and stores them. */
 static tutti_status operation_set_buffers(struct operation *op, const void *send, void *recv)
@@ -38,8 +38,8 @@ static tutti_status operation_set_buffers(struct operation *op, const void *send
 static size_t call_count_most_parts(const struct call *call, const tutti_comm *comm)
 {
     int size = comm ? comm->group.size : 1;
-    int sent = collective_buffer_parts((enum collective)call->collective, INPUT, size);
-    int received = collective_buffer_parts((enum collective)call->collective, OUTPUT, size);
+    int sent = collective_count_chunks((enum collective)call->collective, INPUT, size);
+    int received = collective_count_chunks((enum collective)call->collective, OUTPUT, size);
     return (size_t)(sent > received ? sent : received);
 }
 /* Runs a repeated call on the fast path, which needs no checks, with the result in *out. Returns false if the call

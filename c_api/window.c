@@ -28,12 +28,12 @@ tutti_status tutti_window_deregister(tutti_window *w)
     tutti_status status = window_check(w);
     if (status == TUTTI_OK) return comm_deregister_window(w);
     /* A failed communicator gives the memory back all the same. */
-    if (w && !comm_is_inherited(w->comm)) windows_detach(w->comm, w, WINDOW_DETACH);
+    if (w && !comm_is_inherited_by_fork(w->comm)) windows_detach(w->comm, w, WINDOW_DETACH);
     return status;
 }
 tutti_status tutti_window_free(tutti_window *w)
 {
-    if (!w || comm_is_inherited(w->comm)) return TUTTI_OK;
+    if (!w || comm_is_inherited_by_fork(w->comm)) return TUTTI_OK;
     windows_detach(w->comm, w, WINDOW_FREE);
     return tutti_window_release(w);
 }
@@ -45,7 +45,7 @@ tutti_status tutti_window_retain(tutti_window *w)
 }
 tutti_status tutti_window_release(tutti_window *w)
 {
-    if (w && !comm_is_inherited(w->comm) && atomic_fetch_sub(&w->references, 1) == 1) comm_release_window(w);
+    if (w && !comm_is_inherited_by_fork(w->comm) && atomic_fetch_sub(&w->references, 1) == 1) comm_release_window(w);
     return TUTTI_OK;
 }
 

@@ -48,7 +48,9 @@ struct team team_of_leaders(const struct schedule *schedule)
     leaders.source = layout_host_size(schedule->layout, schedule->place.host) == 1 ? INPUT : OUTPUT;
     return leaders;
 }
-bool team_has_rank_as_leader(const struct schedule *schedule, const struct team *leaders)
+/* The team of leaders has one member for each host, and leaders->me is the member on this rank's host, which may be
+   another rank. */
+bool schedule_rank_is_leader(const struct schedule *schedule, const struct team *leaders)
 {
     return team_rank(leaders, leaders->me) == schedule->rank;
 }

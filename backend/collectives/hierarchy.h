@@ -29,8 +29,8 @@ void step_sum_host_inputs(struct schedule *schedule, struct span into, int first
 int layout_carrier_of_rank(const struct layout *layout, int host, int rank);
 /* Returns the team of one rank of each host, with the root as the leader of its host. Its message is the whole one. */
 struct team team_of_leaders(const struct schedule *schedule);
-/* True if this rank is the leader of its host. */
-bool team_has_rank_as_leader(const struct schedule *schedule, const struct team *leaders);
+/* True if the schedule's rank is the leader of its host. leaders: from team_of_leaders. */
+bool schedule_rank_is_leader(const struct schedule *schedule, const struct team *leaders);
 /* Records that the blocks of all ranks of `host` are received from `peer`, as one message, into their places in a
    buffer of this rank. */
 void blocks_recv_from_host(struct schedule *schedule, enum buffer buffer, int host, int peer);

@@ -44,7 +44,7 @@ void allgather_leaders(struct schedule *schedule)
     struct team host = team_of_host(schedule), leaders = team_of_leaders(schedule);
     int hosts = schedule->layout->hosts, me = schedule->place.host;
     step_copy_input_to_block(schedule);
-    for (int hop = 1; hop < hosts && team_has_rank_as_leader(schedule, &leaders); hop++) {
+    for (int hop = 1; hop < hosts && schedule_rank_is_leader(schedule, &leaders); hop++) {
         int from = int_modulo(me - hop, hosts);
         step_send(schedule, span_of_buffer(schedule, team_rank(&host, 0), INPUT), team_rank(&leaders, me + hop));
         for (int i = 1; i < host.size; i++)

@@ -9,7 +9,7 @@ void gather_hierarchy(struct schedule *schedule)
     struct team host = team_of_host(schedule), leaders = team_of_leaders(schedule);
     int me = schedule->place.host, hosts = schedule->layout->hosts,
         root_host = layout_host(schedule->layout, schedule->root);
-    if (me != root_host && team_has_rank_as_leader(schedule, &leaders)) {
+    if (me != root_host && schedule_rank_is_leader(schedule, &leaders)) {
         step_send(schedule, span_of_buffer(schedule, team_rank(&host, 0), INPUT), schedule->root);
         for (int i = 1; i < host.size; i++)
             step_add_span(schedule, span_of_buffer(schedule, team_rank(&host, i), INPUT));

@@ -45,7 +45,7 @@ void reduce_hierarchy_double_tree(struct schedule *schedule) { reduce_by_slices(
 void reduce_leaders(struct schedule *schedule)
 {
     struct team leaders = team_of_leaders(schedule);
-    if (!team_has_rank_as_leader(schedule, &leaders)) return;
+    if (!schedule_rank_is_leader(schedule, &leaders)) return;
     struct span sum = schedule->rank == schedule->root ? span_of_buffer(schedule, schedule->rank, OUTPUT)
                                                        : span_new_scratch(schedule, schedule->chunks[INPUT]);
     if (leaders.source == OUTPUT) {

@@ -19,8 +19,8 @@ void comm_release(tutti_comm *comm);
 void comm_destroy(tutti_comm *comm);
 /* Fails the communicator on all ranks with ABORTED, and ends its operations. */
 void comm_abort(tutti_comm *comm);
-/* Returns true in a forked child, whose copy of the communicator still belongs to its parent. */
-bool comm_is_inherited(const tutti_comm *comm);
+/* Returns true in a forked child, whose copy of the communicator still belongs to its parent process. */
+bool comm_is_inherited_by_fork(const tutti_comm *comm);
 /* Looks for a failure of the group, also if no operation runs. Returns OK or the status of the failure. */
 tutti_status comm_poll_failure(tutti_comm *comm);
 

@@ -29,7 +29,8 @@ tutti_status comm_allocate_and_init(int rank, int size, const char *name, int64_
     atomic_init(&comm->holders, 1);
     return comm_init(comm, rank, size, name, timeout_ms);
 }
-/* Refuses a job_rank outside of job_size. */
+/* Refuses a job_rank that is not from 0 to job_size - 1. The job contains the group, and the numbers are this rank's
+   number in the job and the number of the job's ranks. If both are 0, the group is the job. */
 static tutti_status config_check_job(const tutti_config *config)
 {
     bool none = config->job_size == 0 && config->job_rank == 0;
@@ -38,7 +39,7 @@ static tutti_status config_check_job(const tutti_config *config)
         "job_rank %d of a job_size of %d: the rank must be at least 0 and less than the size, or both 0",
         config->job_rank, config->job_size);
 }
-/* Refuses a list of members that has another rank of the job than this one at this rank's place. */
+/* Refuses a list of members (the job rank of each rank of the group) whose entry for this rank is not its job rank. */
 static tutti_status config_check_members(const tutti_config *config)
 {
     if (!config->members || !config->job_size || config->members[config->rank] == config->job_rank) return TUTTI_OK;
@@ -46,11 +47,12 @@ static tutti_status config_check_members(const tutti_config *config)
         "rank %d of the group is rank %d of the job, but its list of members has rank %d there", config->rank,
         config->job_rank, config->members[config->rank]);
 }
-/* Sets the host of this rank in its record, and the address at which others reach it. */
+/* Sets the host of this rank in its record *mine, and the address at which others reach it. A simulated host
+   (TUTTI_HOSTS) depends on the rank in the job. */
 static tutti_status member_introduce_host(const tutti_config *config, const tutti_unique_id *id, struct member *mine)
 {
-    bool part = config->job_size > 0;
-    TRY(join_simulate_host(part ? config->job_rank : config->rank, part ? config->job_size : config->size, mine));
+    bool has_job = config->job_size > 0;
+    TRY(join_simulate_host(has_job ? config->job_rank : config->rank, has_job ? config->job_size : config->size, mine));
     return join_offer_address(id ? NULL : config->store_host, id != NULL, mine);
 }
 /* Publishes the record of a group of one rank of a job, because other ranks may have a longer list of members. */

@@ -28,12 +28,14 @@ static void comm_stop_operations(tutti_comm *comm, bool fails_idle, bool leaves)
     }
     driver_hand_over_role(comm);
 }
+/* Fails the communicator on all ranks. This rank stays in the group until comm_destroy or the last release. */
 void comm_abort(tutti_comm *comm)
 {
     atomic_fetch_add(&comm->submission.inside, 1);
     if (!atomic_load(&comm->submission.closed)) comm_stop_operations(comm, true, false);
     atomic_fetch_sub(&comm->submission.inside, 1);
 }
+/* Looks for a failure of the group, and returns its status or OK. */
 tutti_status comm_poll_failure(tutti_comm *comm)
 {
     /* If another thread drives, it checks for failures itself. */
@@ -68,20 +70,24 @@ static void comm_leave_group(tutti_comm *comm)
     comm_finish(comm);
     join_release_membership(membership);
 }
-bool comm_is_inherited(const tutti_comm *comm)
+/* Returns true in a forked child, whose copy of the communicator still belongs to its parent process. */
+bool comm_is_inherited_by_fork(const tutti_comm *comm)
 {
     return comm->group.generation && comm->group.generation != process_generation();
 }
 void comm_retain(tutti_comm *comm) { atomic_fetch_add(&comm->holders, 1); }
+/* Drops a reference. The last one leaves the group, unless comm_destroy has, and frees the communicator. Does nothing
+   for NULL and in a forked child. */
 void comm_release(tutti_comm *comm)
 {
-    if (!comm || comm_is_inherited(comm) || atomic_fetch_sub(&comm->holders, 1) != 1) return;
-    if (!atomic_exchange(&comm->ended, true)) comm_leave_group(comm);
+    if (!comm || comm_is_inherited_by_fork(comm) || atomic_fetch_sub(&comm->holders, 1) != 1) return;
+    if (!atomic_exchange(&comm->leaves_group, true)) comm_leave_group(comm);
     comm_free(comm);
 }
+/* Leaves the group, unless an earlier call has, and drops a reference. Does nothing for NULL and in a forked child. */
 void comm_destroy(tutti_comm *comm)
 {
-    if (!comm || comm_is_inherited(comm)) return;
-    if (!atomic_exchange(&comm->ended, true)) comm_leave_group(comm);
+    if (!comm || comm_is_inherited_by_fork(comm)) return;
+    if (!atomic_exchange(&comm->leaves_group, true)) comm_leave_group(comm);
     comm_release(comm);
 }

@@ -22,8 +22,9 @@ struct tutti_comm {
     struct group group;
     /* The number of references; the last release frees the communicator. */
     _Atomic uint32_t holders;
-    /* Set when the communicator has left the group or is about to leave. */
-    _Atomic bool ended;
+    /* Set when this rank begins to leave the group: in comm_destroy or at the last release. An abort or a failure does
+       not set it. */
+    _Atomic bool leaves_group;
     /* State that joining leaves behind; see join/join.h. */
     struct membership *membership;
     struct router *router;

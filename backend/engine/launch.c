@@ -20,8 +20,8 @@ static size_t operation_message_bytes(const tutti_comm *comm, const struct opera
 {
     /* Ranks may see different counts, and must make the same choice. */
     if (op->uneven) return 0;
-    int inputs = collective_buffer_parts((enum collective)op->collective, INPUT, comm->group.size);
-    int outputs = collective_buffer_parts((enum collective)op->collective, OUTPUT, comm->group.size);
+    int inputs = collective_count_chunks((enum collective)op->collective, INPUT, comm->group.size);
+    int outputs = collective_count_chunks((enum collective)op->collective, OUTPUT, comm->group.size);
     return op->part_bytes * (size_t)(inputs > outputs ? inputs : outputs);
 }
 /* Returns the bytes of the whole message as all ranks know them once they have arrived and agree. */

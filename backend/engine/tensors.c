@@ -19,7 +19,7 @@ static size_t tensor_bytes(const struct operation *op, int rank, enum buffer buf
     size_t bytes = 0;
     if (!lengths)
         return collective_has_buffer((enum collective)op->collective, op->root, rank, buffer)
-            ? op->part_bytes * (size_t)collective_buffer_parts((enum collective)op->collective, buffer, size)
+            ? op->part_bytes * (size_t)collective_count_chunks((enum collective)op->collective, buffer, size)
             : 0;
     for (int q = 0; q < size; q++)
         if (lengths[q] && offsets[q] + lengths[q] > bytes) bytes = offsets[q] + lengths[q];
@@ -36,8 +36,8 @@ static size_t tensor_own_bytes(const tutti_comm *comm, const struct operation *o
 static bool operation_is_in_place(const tutti_comm *comm, const struct operation *op)
 {
     const unsigned char *input = op->input, *output = op->output;
-    int inputs = collective_buffer_parts((enum collective)op->collective, INPUT, comm->group.size),
-        outputs = collective_buffer_parts((enum collective)op->collective, OUTPUT, comm->group.size);
+    int inputs = collective_count_chunks((enum collective)op->collective, INPUT, comm->group.size),
+        outputs = collective_count_chunks((enum collective)op->collective, OUTPUT, comm->group.size);
     size_t mine = (size_t)comm->group.rank * op->part_bytes;
     const struct uneven *uneven = op->uneven;
     if (uneven && uneven->agreement == EQUAL_OUTPUT) return input == output + uneven->offsets[OUTPUT][comm->group.rank];

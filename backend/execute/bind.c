@@ -51,9 +51,9 @@ static size_t chunk_length_in_tile(const struct executor *executor, const struct
     const struct program_cut *cut = executor->run.cut;
     size_t chunk_bytes = cut->chunk_bytes;
     if (launch->uneven && !uneven_is_equal_on_ranks(launch->uneven)) return cut->tile_bytes;
-    if (launch->uneven && launch->program->blocks.of) {
-        const struct blocks *blocks = &launch->program->blocks;
-        int block = blocks->of[blocks->at[span - launch->program->schedule->spans] + index];
+    if (launch->uneven && launch->program->chunk_blocks.block) {
+        const struct chunk_blocks *blocks = &launch->program->chunk_blocks;
+        int block = blocks->block[blocks->first[span - launch->program->schedule->spans] + index];
         assert(block != BLOCK_UNKNOWN);
         chunk_bytes = launch->uneven->lengths[launch->uneven->agreement][block];
     }
@@ -204,7 +204,7 @@ static size_t launch_buffer_bytes(const struct executor *executor, enum buffer b
     size_t bytes = 0;
     if (!executor->launch.uneven)
         return executor->launch.part_bytes
-            * (size_t)collective_buffer_parts(schedule->collective, buffer, schedule->size);
+            * (size_t)collective_count_chunks(schedule->collective, buffer, schedule->size);
     for (int q = 0; q < schedule->size; q++) bytes += executor->run.operand[buffer].lengths[q];
     return bytes;
 }

@@ -111,7 +111,7 @@ static bool executor_try_touching_tensors(struct executor *executor)
 tutti_status executor_start_program(struct executor *executor)
 {
     const struct uneven *uneven = executor->launch.uneven;
-    if (uneven && uneven_is_equal_on_ranks(uneven)) TRY(program_find_blocks(executor->launch.program));
+    if (uneven && uneven_is_equal_on_ranks(uneven)) TRY(program_find_chunk_blocks(executor->launch.program));
     bind_launch_operands(executor);
     if (uneven) bind_cut_message(executor, executor->run.extent);
     TRY(slots_reserve(executor));

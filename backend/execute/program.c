@@ -129,15 +129,17 @@ tutti_status program_create(const struct plan *plan, int rank, struct program **
     *out = program;
     return TUTTI_OK;
 }
-tutti_status program_find_blocks(struct program *program)
+/* Finds, for uneven counts, which rank's block of the message each chunk of this rank's schedule holds. Does nothing if
+   that is known, or if the plan has no messages. */
+tutti_status program_find_chunk_blocks(struct program *program)
 {
-    if (!program->plan->has_messages || program->blocks.of) return TUTTI_OK;
-    return blocks_find(program->plan, program->schedule->rank, &program->blocks);
+    if (!program->plan->has_messages || program->chunk_blocks.block) return TUTTI_OK;
+    return chunk_blocks_find(program->plan, program->schedule->rank, &program->chunk_blocks);
 }
 void program_destroy(struct program *program)
 {
     if (!program) return;
-    blocks_finish(&program->blocks);
+    chunk_blocks_finish(&program->chunk_blocks);
     free(program->transfers);
     free(program->pieces);
     free(program->piece_at);

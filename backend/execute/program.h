@@ -84,11 +84,13 @@ struct program {
     size_t element_bytes;
     /* The memory that the program takes, without the plan and the blocks. */
     size_t bytes;
-    /* Which blocks the scratch chunks hold; filled when counts are uneven (bind.c). */
-    struct blocks blocks;
+    /* Which rank's block of the message each chunk holds: with uneven counts the chunk is as long as this block
+       (bind.c). Empty until program_find_chunk_blocks fills it. */
+    struct chunk_blocks chunk_blocks;
 };
 /* Makes the program by which a rank runs the plan, which must outlive it. NO_MEMORY. */
 tutti_status program_create(const struct plan *plan, int rank, struct program **out);
-/* Fills `blocks`, if the plan has messages and it is not filled. */
-tutti_status program_find_blocks(struct program *program);
+/* Fills chunk_blocks, which operations with uneven counts need. Does nothing if it is filled or the plan has no
+   messages. NO_MEMORY. */
+tutti_status program_find_chunk_blocks(struct program *program);
 void program_destroy(struct program *program);

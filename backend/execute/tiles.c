@@ -18,18 +18,18 @@ static struct transfer *tile_get_transfer(const struct executor *executor, int t
                 ->transfers[executor_slot_of_tile(executor, tile) * executor->launch.program->schedule->step_count
                     + step];
 }
-/* True if the peer has reached the position of the wait in a tile. */
-static bool wait_is_reached(struct executor *executor, const struct wait *wait, int tile)
+/* True if rank wait->rank, a peer of this host, has published that it has done step wait->step of a tile. */
+static bool wait_is_reached_in_tile(struct executor *executor, const struct wait *wait, int tile)
 {
     return counter_is_reached(executor, site_index(&executor->site, wait->rank), counter_index_of_tile(executor, tile),
         counter_position(executor, tile, wait->step));
 }
-/* True if the peer has reached the position in the last tile of every slot. */
+/* True if the peer has done step wait->step of the last tile of every slot, and so of all tiles. */
 static bool wait_is_reached_in_slots(struct executor *executor, const struct wait *wait)
 {
     int tiles = executor->run.cut->tiles, slots = executor->launch.program->plan->slots;
     for (int tile = tiles > slots ? tiles - slots : 0; tile < tiles; tile++)
-        if (!wait_is_reached(executor, wait, tile)) return false;
+        if (!wait_is_reached_in_tile(executor, wait, tile)) return false;
     return true;
 }
 /* True if the message is complete. A failed message is not; its failure is recorded in the run. */
@@ -41,15 +41,16 @@ static bool transfer_is_complete(struct executor *executor, const struct transfe
     }
     return transfer->state == TRANSFER_DONE;
 }
-/* True if one wait of a step is met for this tile: a message, or a peer's position. */
+/* True if one wait of a step is met for this tile. A wait for this rank itself waits for the message that it posted at
+   step wait->step; any other waits until the peer has done that step, of the tile that wait->lag names. */
 static bool wait_is_met(struct executor *executor, const struct wait *wait, int tile)
 {
     int slots = executor->launch.program->plan->slots;
     if (wait->rank == executor->site.rank)
         return transfer_is_complete(executor, tile_get_transfer(executor, tile, wait->step));
     if (wait->lag == EVERY_TILE) return wait_is_reached_in_slots(executor, wait);
-    if (wait->lag == SAME_TILE) return wait_is_reached(executor, wait, tile);
-    return tile < slots || wait_is_reached(executor, wait, tile - slots);
+    if (wait->lag == SAME_TILE) return wait_is_reached_in_tile(executor, wait, tile);
+    return tile < slots || wait_is_reached_in_tile(executor, wait, tile - slots);
 }
 /* True if the step may run in this tile: its waits are met and, past the prelude, the roll call is over. *status: as
    executor_poll_roll_call. */

@@ -40,7 +40,8 @@ const char *pipeline_schedule_name(int index);
 /* INVALID_ARGUMENT if an action is missing or a duplicate, if the lists deadlock, or if a rank uses messages in another
    order than their sender sends them. */
 tutti_status pipeline_check(const struct tutti_pipeline *pipeline);
-/* Simulates the pipeline with the costs of its stages. ends: [actions], rank after rank, or NULL; busy: [ranks], time
-   at work; held: [ranks], the most activations that a rank has at a time. */
+/* Simulates the pipeline with the costs of its stages. action_ends: [actions], rank after rank, the time at which each
+   action ends, or NULL; makespan: the end of the last action; busy: [ranks], time at work; held: [ranks], the most
+   activations that a rank has at a time. INVALID_ARGUMENT if a cost is negative or the lists deadlock; NO_MEMORY. */
 tutti_status pipeline_compute_times(const struct tutti_pipeline *pipeline, const tutti_pipeline_cost *cost,
-    double *ends, double *makespan, double *busy, int *held);
+    double *action_ends, double *makespan, double *busy, int *held);

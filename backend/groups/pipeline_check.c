@@ -12,7 +12,7 @@ struct pipeline_run {
     const struct tutti_pipeline *pipeline;
     const tutti_pipeline_cost *cost;
     /* [work][stage and microbatch (pipeline_cell)]: the time at which an action ends; negative: it has not begun. */
-    double *ends[TUTTI_WORKS];
+    double *cell_ends[TUTTI_WORKS];
     /* [rank]: the action of its list that it takes next, and the time at which it is free. */
     int *next;
     double *free_at;
@@ -36,7 +36,7 @@ static double pipeline_run_action_length(const struct pipeline_run *run, tutti_a
 static double pipeline_run_input_arrival(const struct pipeline_run *run, tutti_work work, int stage, int microbatch,
     int rank)
 {
-    double end = run->ends[work][pipeline_cell(run->pipeline, stage, microbatch)];
+    double end = run->cell_ends[work][pipeline_cell(run->pipeline, stage, microbatch)];
     return end < 0 || pipeline_stage_rank(run->pipeline, stage) == rank ? end : end + run->cost->message;
 }
 /* Returns when the gradient of a stage for a microbatch is at the rank, from a whole backward or one of inputs.
@@ -57,19 +57,19 @@ static double pipeline_run_action_begin_time(const struct pipeline_run *run, int
         return received < 0 ? received : double_larger(free_at, received);
     }
     if (action.work == TUTTI_BACKWARD_WEIGHT) {
-        own_input = run->ends[TUTTI_BACKWARD_INPUT][pipeline_cell(run->pipeline, action.stage, action.microbatch)];
+        own_input = run->cell_ends[TUTTI_BACKWARD_INPUT][pipeline_cell(run->pipeline, action.stage, action.microbatch)];
         return own_input < 0 ? own_input : double_larger(free_at, own_input);
     }
-    own_input = run->ends[TUTTI_FORWARD][pipeline_cell(run->pipeline, action.stage, action.microbatch)];
+    own_input = run->cell_ends[TUTTI_FORWARD][pipeline_cell(run->pipeline, action.stage, action.microbatch)];
     if (action.stage < run->pipeline->stages - 1)
         received = pipeline_run_backward_arrival(run, action.stage + 1, action.microbatch, rank);
     return own_input < 0 || received < 0 ? -1 : double_larger(free_at, double_larger(own_input, received));
 }
 
 /* ---- the whole pipeline ---- */
-/* Lets each rank take actions from its list until one must wait for an action that has not begun. `ends`, if given,
-   gets the end of each action. False: no rank took an action. */
-static bool pipeline_run_advance_ranks(struct pipeline_run *run, double *ends)
+/* Lets each rank take actions from its list until one must wait for an action that has not begun. action_ends, unless
+   NULL, gets the time at which each action ends: [actions], rank after rank. False: no rank took an action. */
+static bool pipeline_run_advance_ranks(struct pipeline_run *run, double *action_ends)
 {
     bool advanced = false;
     for (int rank = 0, actions_before = 0; rank < run->pipeline->ranks;
@@ -79,17 +79,19 @@ static bool pipeline_run_advance_ranks(struct pipeline_run *run, double *ends)
             tutti_action action = list->action[run->next[rank]];
             double begin = pipeline_run_action_begin_time(run, rank, action);
             if (begin < 0) break;
-            run->free_at[rank] = run->ends[action.work][pipeline_cell(run->pipeline, action.stage, action.microbatch)] =
-                begin + pipeline_run_action_length(run, action);
-            if (ends) ends[actions_before + run->next[rank]] = run->free_at[rank];
+            run->free_at[rank] =
+                run->cell_ends[action.work][pipeline_cell(run->pipeline, action.stage, action.microbatch)] =
+                    begin + pipeline_run_action_length(run, action);
+            if (action_ends) action_ends[actions_before + run->next[rank]] = run->free_at[rank];
             run->next[rank]++;
             advanced = true;
         }
     }
     return advanced;
 }
-/* INVALID_ARGUMENT if a rank has not reached the end of its list. */
-static tutti_status pipeline_run_describe_deadlock(const struct pipeline_run *run)
+/* Returns OK if every rank has reached the end of its list. Otherwise the lists deadlock: returns INVALID_ARGUMENT,
+   whose text names the first unfinished rank and the action that it cannot begin. */
+static tutti_status pipeline_run_check_finished(const struct pipeline_run *run)
 {
     for (int rank = 0; rank < run->pipeline->ranks; rank++) {
         const struct pipeline_list *list = &run->pipeline->list[rank];
@@ -101,25 +103,27 @@ static tutti_status pipeline_run_describe_deadlock(const struct pipeline_run *ru
     }
     return TUTTI_OK;
 }
-/* Allocates the arrays of the run and simulates all lists. `ends`, if given, gets the end of each action. */
-static tutti_status pipeline_run_simulate(struct pipeline_run *run, double *ends)
+/* Allocates the arrays of the run and simulates the lists of all ranks. action_ends: as in pipeline_run_advance_ranks.
+   INVALID_ARGUMENT if the lists deadlock; NO_MEMORY. The caller frees the arrays in every case. */
+static tutti_status pipeline_run_simulate(struct pipeline_run *run, double *action_ends)
 {
     size_t cells = (size_t)run->pipeline->stages * (size_t)run->pipeline->microbatches;
     run->next = memory_alloc_zeroed((size_t)run->pipeline->ranks, sizeof *run->next);
     run->free_at = memory_alloc_zeroed((size_t)run->pipeline->ranks, sizeof *run->free_at);
     bool has_memory = run->next && run->free_at;
     for (int w = 0; w < TUTTI_WORKS; w++) {
-        run->ends[w] = memory_alloc_zeroed(cells, sizeof(double));
-        has_memory = has_memory && run->ends[w];
-        for (size_t i = 0; has_memory && i < cells; i++) run->ends[w][i] = -1;
+        run->cell_ends[w] = memory_alloc_zeroed(cells, sizeof(double));
+        has_memory = has_memory && run->cell_ends[w];
+        for (size_t i = 0; has_memory && i < cells; i++) run->cell_ends[w][i] = -1;
     }
     if (!has_memory) return status_fail(TUTTI_NO_MEMORY, "pipeline: no memory to play %zu pieces of work", cells);
-    while (pipeline_run_advance_ranks(run, ends)) continue;
-    return pipeline_run_describe_deadlock(run);
+    while (pipeline_run_advance_ranks(run, action_ends)) continue;
+    return pipeline_run_check_finished(run);
 }
+/* Frees the arrays of pipeline_run_simulate. */
 static void pipeline_run_free_arrays(struct pipeline_run *run)
 {
-    for (int w = 0; w < TUTTI_WORKS; w++) free(run->ends[w]);
+    for (int w = 0; w < TUTTI_WORKS; w++) free(run->cell_ends[w]);
     free(run->next);
     free(run->free_at);
 }
@@ -144,11 +148,11 @@ static tutti_status pipeline_check_cost(const struct tutti_pipeline *pipeline, c
     return is_valid ? TUTTI_OK : status_refuse(TUTTI_INVALID_ARGUMENT, "pipeline: a time is negative or not a number");
 }
 tutti_status pipeline_compute_times(const struct tutti_pipeline *pipeline, const tutti_pipeline_cost *cost,
-    double *ends, double *makespan, double *busy, int *held)
+    double *action_ends, double *makespan, double *busy, int *held)
 {
     TRY(pipeline_check_cost(pipeline, cost));
     struct pipeline_run run = { .pipeline = pipeline, .cost = cost };
-    tutti_status status = pipeline_run_simulate(&run, ends);
+    tutti_status status = pipeline_run_simulate(&run, action_ends);
     *makespan = 0;
     for (int rank = 0; status == TUTTI_OK && rank < pipeline->ranks; rank++) {
         const struct pipeline_list *list = &pipeline->list[rank];

@@ -19,7 +19,7 @@ struct walk {
     /* [chunk] of this member: the block that it holds now; on the walk back, the block that later steps expect. */
     int *now;
     /* Receives the block of every chunk of every span of the schedule. */
-    struct blocks *out;
+    struct chunk_blocks *out;
 };
 
 /* True if the span is in the SCRATCH of the member that the walk visits. */
@@ -28,7 +28,10 @@ static bool walk_is_own_scratch(const struct walk *walk, struct span span)
     return span.buffer == SCRATCH && span.rank == walk->schedule->rank;
 }
 /* Returns the entry of walk->out for chunk i of a span (an index of schedule.spans). */
-static int *walk_block_at(const struct walk *walk, int span, int i) { return &walk->out->of[walk->out->at[span] + i]; }
+static int *walk_block_at(const struct walk *walk, int span, int i)
+{
+    return &walk->out->block[walk->out->first[span] + i];
+}
 /* Returns the entry of walk->left for chunk i of a SCRATCH span of any member. */
 static int *walk_left_block_at(const struct walk *walk, struct span span, int i)
 {
@@ -41,7 +44,7 @@ static int walk_find_block(const struct walk *walk, struct span span, int i)
 {
     if (walk_is_own_scratch(walk, span)) return walk->now[span.first + i];
     if (span.buffer == SCRATCH) return *walk_left_block_at(walk, span, i);
-    return collective_buffer_parts(walk->schedule->collective, span.buffer, walk->schedule->size) == 1 ? span.rank
+    return collective_count_chunks(walk->schedule->collective, span.buffer, walk->schedule->size) == 1 ? span.rank
                                                                                                        : span.first + i;
 }
 
@@ -146,24 +149,24 @@ static bool walk_record_left_blocks(const struct walk *walk)
     return more;
 }
 /* Allocates an entry for each chunk of each span of a schedule. */
-static tutti_status blocks_allocate_arrays(const struct schedule *schedule, struct blocks *out)
+static tutti_status chunk_blocks_allocate_arrays(const struct schedule *schedule, struct chunk_blocks *out)
 {
     size_t chunks = 0;
-    out->at = memory_alloc_zeroed((size_t)schedule->span_count + 1, sizeof *out->at);
+    out->first = memory_alloc_zeroed((size_t)schedule->span_count + 1, sizeof *out->first);
     for (int k = 0; k < schedule->span_count; chunks += (size_t)schedule->spans[k++].count)
-        if (out->at) out->at[k] = (int)chunks;
-    out->of = memory_alloc_zeroed(chunks + 1, sizeof *out->of);
-    if (out->at && out->of) return TUTTI_OK;
-    blocks_finish(out);
+        if (out->first) out->first[k] = (int)chunks;
+    out->block = memory_alloc_zeroed(chunks + 1, sizeof *out->block);
+    if (out->first && out->block) return TUTTI_OK;
+    chunk_blocks_finish(out);
     return TUTTI_NO_MEMORY;
 }
 /* Walks over a member's schedule forward and backward, and fills *out. Sets *more if another walk over the peers may
    find more blocks. */
-static tutti_status walk_visit_member(struct walk *walk, int member, struct blocks *out, bool *more)
+static tutti_status walk_visit_member(struct walk *walk, int member, struct chunk_blocks *out, bool *more)
 {
     walk->schedule = &walk->plan->ranks[member];
     walk->out = out;
-    TRY(blocks_allocate_arrays(walk->schedule, out));
+    TRY(chunk_blocks_allocate_arrays(walk->schedule, out));
     walk_to_last_step(walk);
     *more |= walk_record_left_blocks(walk);
     walk_to_first_step(walk);
@@ -171,21 +174,21 @@ static tutti_status walk_visit_member(struct walk *walk, int member, struct bloc
 }
 /* Walks over all members until no walk finds a new block, then over `rank` for *out. A chain of ranks that read from
    each other has at most all members, so `count` + 1 passes suffice. */
-static tutti_status walk_visit_all_members(struct walk *walk, int rank, struct blocks *out)
+static tutti_status walk_visit_all_members(struct walk *walk, int rank, struct chunk_blocks *out)
 {
     bool more = true;
     for (int pass = 0; more && pass <= walk->plan->count; pass++) {
         more = false;
         for (int m = 0; m < walk->plan->count; m++) {
-            struct blocks discarded;
+            struct chunk_blocks discarded;
             TRY(walk_visit_member(walk, m, &discarded, &more));
-            blocks_finish(&discarded);
+            chunk_blocks_finish(&discarded);
         }
     }
     return walk_visit_member(walk, plan_member_of_rank(walk->plan, rank), out, &more);
 }
 /* Finds the blocks of one rank's chunks. The plan must have the schedules of all members. */
-static tutti_status walk_find_blocks(const struct plan *plan, int rank, struct blocks *out)
+static tutti_status walk_find_blocks(const struct plan *plan, int rank, struct chunk_blocks *out)
 {
     struct walk walk = { .plan = plan, .chunks = plan->ranks[0].chunks[SCRATCH] };
     size_t total;
@@ -193,30 +196,30 @@ static tutti_status walk_find_blocks(const struct plan *plan, int rank, struct b
     walk.left = fits ? memory_alloc_zeroed(total, sizeof *walk.left) : NULL;
     walk.now = memory_alloc_zeroed((size_t)walk.chunks + 1, sizeof *walk.now);
     for (size_t i = 0; walk.left && i < total; i++) walk.left[i] = BLOCK_UNKNOWN;
-    *out = (struct blocks){ NULL, NULL };
+    *out = (struct chunk_blocks){ NULL, NULL };
     tutti_status status = walk.left && walk.now ? walk_visit_all_members(&walk, rank, out) : TUTTI_NO_MEMORY;
     free(walk.left);
     free(walk.now);
     return status == TUTTI_OK ? status : status_fail(status, "no memory to look for blocks in scratch");
 }
 /* If the plan has kept only one schedule, this builds the same schedules of all members again. */
-tutti_status blocks_find(const struct plan *plan, int rank, struct blocks *out)
+tutti_status chunk_blocks_find(const struct plan *plan, int rank, struct chunk_blocks *out)
 {
     if (!plan->kept) return walk_find_blocks(plan, rank, out);
     struct plan all = *plan;
     all.one_rank = false;
     all.unshared = NULL;
     all.ranks = NULL;
-    *out = (struct blocks){ NULL, NULL };
+    *out = (struct chunk_blocks){ NULL, NULL };
     tutti_status status = plan_build_staging(&all);
     if (status == TUTTI_OK) status = walk_find_blocks(&all, rank, out);
     else status_fail(status, "cannot plan %s again: %s", plan->algorithm->name, all.error);
     plan_finish(&all);
     return status;
 }
-void blocks_finish(struct blocks *blocks)
+void chunk_blocks_finish(struct chunk_blocks *blocks)
 {
-    free(blocks->at);
-    free(blocks->of);
-    *blocks = (struct blocks){ NULL, NULL };
+    free(blocks->first);
+    free(blocks->block);
+    *blocks = (struct chunk_blocks){ NULL, NULL };
 }

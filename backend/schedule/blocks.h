@@ -4,12 +4,12 @@
 #pragma once
 #include "backend/schedule/schedule.h"
 
-/* Chunk i of span k of a schedule (schedule.spans[k]) holds block of[at[k] + i]. */
-struct blocks { int *at, *of; };
+/* The block of each chunk: chunk i of span k of a schedule (schedule.spans[k]) holds block[first[k] + i]. */
+struct chunk_blocks { int *first, *block; };
 /* The block of a chunk that only passes through the rank. */
 enum { BLOCK_UNKNOWN = -1 };
-/* Finds the block of every chunk in the schedule of `rank`. The caller frees *out by blocks_finish. After a failure
-   (mostly NO_MEMORY) *out is empty. */
-tutti_status blocks_find(const struct plan *plan, int rank, struct blocks *out);
+/* Finds the block of every chunk in the schedule of `rank`. The caller frees *out by chunk_blocks_finish. After a
+   failure (mostly NO_MEMORY) *out is empty. */
+tutti_status chunk_blocks_find(const struct plan *plan, int rank, struct chunk_blocks *out);
 /* Frees the arrays and leaves an empty struct. */
-void blocks_finish(struct blocks *blocks);
+void chunk_blocks_finish(struct chunk_blocks *blocks);

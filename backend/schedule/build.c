@@ -40,8 +40,8 @@ static void plan_record_schedule(const struct plan *plan, int rank, struct sched
         .first_message = -1,
         .last_message = -1,
     };
-    schedule->chunks[INPUT] = collective_buffer_parts(collective, INPUT, plan->size);
-    schedule->chunks[OUTPUT] = collective_buffer_parts(collective, OUTPUT, plan->size);
+    schedule->chunks[INPUT] = collective_count_chunks(collective, INPUT, plan->size);
+    schedule->chunks[OUTPUT] = collective_count_chunks(collective, OUTPUT, plan->size);
     schedule->absent[INPUT] = !collective_has_buffer(collective, plan->root, rank, INPUT);
     schedule->absent[OUTPUT] = !collective_has_buffer(collective, plan->root, rank, OUTPUT);
     plan->algorithm->record(schedule);

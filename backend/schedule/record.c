@@ -33,6 +33,7 @@ struct schedule schedule_restart_recording(struct schedule *schedule)
 }
 
 /* ---- collectives, teams ---- */
+/* Only the root has INPUT in BROADCAST and SCATTER, and OUTPUT in REDUCE and GATHER. */
 bool collective_has_buffer(enum collective collective, int root, int rank, enum buffer buffer)
 {
     bool input_on_root = collective == BROADCAST || collective == SCATTER,
@@ -44,8 +45,8 @@ bool collective_has_root(enum collective collective)
 {
     return !collective_has_buffer(collective, 0, 1, INPUT) || !collective_has_buffer(collective, 0, 1, OUTPUT);
 }
-/* A buffer has one chunk for each rank, or one. */
-int collective_buffer_parts(enum collective collective, enum buffer buffer, int size)
+/* `buffer` is INPUT or OUTPUT. It has one chunk for each of `size` ranks, or one chunk. */
+int collective_count_chunks(enum collective collective, enum buffer buffer, int size)
 {
     bool one_per_rank = buffer == INPUT
         ? collective == REDUCE_SCATTER || collective == SCATTER || collective == ALL_TO_ALL
@@ -57,7 +58,8 @@ bool collective_is_reduction(enum collective collective)
     return collective == ALLREDUCE || collective == REDUCE || collective == REDUCE_SCATTER;
 }
 
-/* team.slice is the host of a TEAM_HOST, and the slice of the message that a TEAM_ACROSS works on. */
+/* The values of team.kind: all ranks of the group, the ranks of one host, or one rank of each host. team.slice is the
+   host of a TEAM_HOST, and the slice of the message that a TEAM_ACROSS works on. */
 enum { TEAM_ALL, TEAM_HOST, TEAM_ACROSS };
 struct team team_of_group(const struct schedule *schedule)
 {

@@ -86,9 +86,11 @@ struct schedule {
 /* Records the steps of the schedule's rank. */
 typedef void record_function(struct schedule *);
 
-/* A team: ranks that work together on a part of the message. Piece i is chunk base + i, and i wraps at `pieces`.
-   `source` holds a rank's contribution: INPUT, or OUTPUT if an earlier stage has left it there. The result is left in
-   OUTPUT. One function serves a flat group (team_of_group) and one level of a hierarchy (team_of_host,
+/* A team: ranks that work together on a part of the message, in one stage of an algorithm. It has `size` members, and
+   `me` is the index of this rank among them; in a team across hosts, `me` is the index of the member on this rank's
+   host. `kind` and `slice` decide which rank a member is (team_rank). Piece i is chunk base + i, and i wraps at
+   `pieces`. `source` holds a rank's contribution: INPUT, or OUTPUT if an earlier stage has left it there. The result is
+   left in OUTPUT. One function serves a flat group (team_of_group) and one level of a hierarchy (team_of_host,
    team_across_hosts). */
 struct team { const struct layout *layout; int kind, slice, size, me, base, pieces; enum buffer source; };
 
@@ -110,8 +112,7 @@ struct span span_of_chunk(int rank, enum buffer buffer, int index);
 struct span span_of_buffer(const struct schedule *schedule, int rank, enum buffer buffer);
 /* Adds `count` chunks to the SCRATCH of this rank and returns their span. */
 struct span span_new_scratch(struct schedule *schedule, int count);
-/* Returns the team of all ranks, and the team of the ranks on this rank's host. `me` is the rank's index in its
-   team. */
+/* Returns the team of all ranks, and the team of the ranks on this rank's host. */
 struct team team_of_group(const struct schedule *schedule);
 struct team team_of_host(const struct schedule *schedule);
 /* Returns the team that carries a slice of the message between the hosts: one rank of each host. */
@@ -205,14 +206,14 @@ size_t plan_print(const struct plan *plan, char *buffer, size_t capacity);
 /* Sets out[peer] for the peers that this rank awaits in a message of one tile, or whose memory it reads; returns their
    number. `out` has `size` entries, all false. */
 int schedule_find_needed_peers(const struct schedule *schedule, bool *out);
-/* True if `rank` has the buffer in this collective. */
+/* True if `rank` has the buffer in this collective. Every rank has SCRATCH. */
 bool collective_has_buffer(enum collective collective, int root, int rank, enum buffer buffer);
 /* True if one rank, the root, has other buffers than the rest. */
 bool collective_has_root(enum collective collective);
 /* True if the collective sums: ALLREDUCE, REDUCE, REDUCE_SCATTER. */
 bool collective_is_reduction(enum collective collective);
-/* Returns the number of chunks of a buffer before schedule_cut. */
-int collective_buffer_parts(enum collective collective, enum buffer buffer, int size);
+/* Returns the number of chunks of INPUT or OUTPUT before schedule_cut: `size`, the number of ranks, or 1. */
+int collective_count_chunks(enum collective collective, enum buffer buffer, int size);
 /* Returns the number of members, also before the plan is built. */
 static inline int plan_count_members(const struct plan *plan)
 {

@@ -28,8 +28,8 @@ static const struct measure {
     { 8 << 20, 32, 64, 4, 8, 1 },
     { SIZE_MAX, 8, 8, 1, 4, 1 },
 };
-/* The variant that returns from a placement-dependent variant to the incumbent before it. */
-enum { GO_BACK = VARIANTS };
+/* The variant that returns from a placement-dependent incumbent to tuner->placement.fallback. */
+enum { FALL_BACK = VARIANTS };
 static const double AS_GOOD = 1.02;
 /* Tests may lose at most EARLY_SHARE of the calls so far, and at most EARLY_CALLS calls (or those of EARLY_NS, if they
    are more) plus LATER_SHARE of the calls so far. A call counts as at most MOST_LOST calls lost. */
@@ -119,24 +119,31 @@ void tuners_stop_collective(struct tuners *tuners, enum collective collective)
 {
     if (!tuners_are_stopped(tuners, collective)) atomic_fetch_or(&tuners->tuning->asked, 1u << collective);
 }
-/* The decider is a rank that has the result last; rank 0 if all ranks have it. */
+/* The decider is a rank that receives a result and so waits for other ranks. If every rank does, it is rank 0. */
 int tuner_get_decider(const struct tuner_key *key, int ranks)
 {
     if (key->collective == REDUCE || key->collective == GATHER) return key->root;
     return key->collective == BROADCAST || key->collective == SCATTER ? (key->root + 1) % ranks : 0;
 }
-/* Returns the placement-dependent variant that this choice uses against its cost, or 0. */
-static int tuner_placement_variant(const struct tuner *tuner, const struct choice *choice)
+/* Returns the placement-dependent variant that the choice is, or 0 for any other choice: LATE_SELECTION_VARIANT, or
+   READ_VARIANT if it reads tensors in place although they were not predicted to be open. */
+static int tuner_find_placement_variant(const struct tuner *tuner, const struct choice *choice)
 {
     if (choice->selects_late) return LATE_SELECTION_VARIANT;
     return choice->reads_private && !placement_is_open(tuner->question.placement) ? READ_VARIANT : 0;
 }
-/* Makes the candidate the incumbent. Remembers the incumbent before a placement-dependent variant. */
+/* True if the choice is a placement-dependent variant. */
+static bool tuner_choice_is_dependent(const struct tuner *tuner, const struct choice *choice)
+{
+    return tuner_find_placement_variant(tuner, choice) != 0;
+}
+/* Makes the candidate the incumbent. If the candidate is placement-dependent and the old incumbent is not, keeps the
+   old one as placement.fallback. */
 static void tuner_promote_candidate(struct tuner *tuner)
 {
-    if (!tuner_placement_variant(tuner, &tuner->incumbent.choice)
-        && tuner_placement_variant(tuner, &tuner->candidate.choice))
-        tuner->attempt.before = tuner->incumbent;
+    if (!tuner_choice_is_dependent(tuner, &tuner->incumbent.choice)
+        && tuner_choice_is_dependent(tuner, &tuner->candidate.choice))
+        tuner->placement.fallback = tuner->incumbent;
     tuner->incumbent = tuner->candidate;
 }
 /* Skips a variant for one round of all variants, then for two, for four, and so on. */
@@ -164,17 +171,17 @@ void tuner_set_placement(struct tuner *tuner, const struct question *question, c
     memset(tuner->skips, 0, sizeof tuner->skips);
     tuner_abort_test(tuner);
 }
-/* If the placement does not allow the placement-dependent variant that runs, drops it for a while: the incumbent before
-   it returns, and the test ends. */
+/* If the placement does not allow the placement-dependent variant that runs, skips the variant for some rounds, ends
+   the test, and makes placement.fallback the incumbent again if the variant was the incumbent. */
 void tuner_report_placement(struct tuner *tuner, enum placement_kind placement)
 {
-    int incumbent_variant = tuner_placement_variant(tuner, &tuner->incumbent.choice),
-        candidate_variant = tuner->block >= 0 ? tuner_placement_variant(tuner, &tuner->candidate.choice) : 0;
+    int incumbent_variant = tuner_find_placement_variant(tuner, &tuner->incumbent.choice),
+        candidate_variant = tuner->block >= 0 ? tuner_find_placement_variant(tuner, &tuner->candidate.choice) : 0;
     int variant = incumbent_variant ? incumbent_variant : candidate_variant;
     if (!variant) return;
     bool allows = variant == LATE_SELECTION_VARIANT ? placement_is_shared(placement) : placement_is_open(placement);
-    if (allows) { tuner->attempt.seen = placement; return; }
-    if (incumbent_variant) tuner->incumbent = tuner->attempt.before;
+    if (allows) { tuner->placement.seen = placement; return; }
+    if (incumbent_variant) tuner->incumbent = tuner->placement.fallback;
     tuner_skip_variant(tuner, variant);
     tuner_abort_test(tuner);
 }
@@ -230,7 +237,7 @@ static void tuner_end_test(struct tuner *tuner, bool is_complete)
     if (!is_complete) tuner_skip_variant(tuner, tuner->tested_variant);
     else
         tuner->skips[tuner->tested_variant].rounds =
-            tuner_placement_variant(tuner, &tuner->candidate.choice) ? rounds / 2 : 0;
+            tuner_choice_is_dependent(tuner, &tuner->candidate.choice) ? rounds / 2 : 0;
     tuner->lost += tuner->searched_ns / tuner->incumbent.ns;
     tuner->searched_ns = 0;
     if (is_complete && tuner_candidate_wins(tuner)) tuner_promote_candidate(tuner);
@@ -300,27 +307,29 @@ static bool tuner_has_budget(const struct tuner *tuner)
            early_calls = tuner->incumbent.ns > 0 ? fmax(EARLY_CALLS, EARLY_NS / tuner->incumbent.ns) : EARLY_CALLS;
     return tuner->lost <= fmin(EARLY_SHARE * calls, early_calls + LATER_SHARE * calls);
 }
-/* Makes a variant of the incumbent, or with GO_BACK the incumbent before. *exists: as choice_make_variant. */
+/* Sets *out to a variant of the incumbent, or to placement.fallback if the variant is FALL_BACK. If the incumbent is
+   itself a placement-dependent variant, its variants are made for the placement that was seen. *exists is false if the
+   variant is impossible, has no effect or costs too much. */
 static tutti_status tuner_make_variant(const struct tuner *tuner, const struct variant_limits *limits, int variant,
     struct choice *out, bool *exists)
 {
     struct question question = tuner->question;
-    if (tuner_placement_variant(tuner, &tuner->incumbent.choice)) question.placement = tuner->attempt.seen;
-    if (variant != GO_BACK)
+    if (tuner_choice_is_dependent(tuner, &tuner->incumbent.choice)) question.placement = tuner->placement.seen;
+    if (variant != FALL_BACK)
         return choice_make_variant(limits, &question, &tuner->incumbent.choice, variant, out, exists);
-    *out = tuner->attempt.before.choice;
+    *out = tuner->placement.fallback.choice;
     *exists = true;
     return TUTTI_OK;
 }
-/* Sets the candidate to the next variant of the incumbent that exists and is not skipped. False: all are skipped or
-   impossible. */
+/* Sets the candidate to the next variant of the incumbent that exists and is not skipped. In place of the variant that
+   the incumbent is, it takes FALL_BACK. False: all are skipped or impossible, or memory is lacking. */
 static bool tuner_find_candidate(struct tuner *tuner, const struct variant_limits *limits)
 {
-    int dependent_variant = tuner_placement_variant(tuner, &tuner->incumbent.choice);
-    if (!dependent_variant) tuner->attempt.seen = limits->possible;
+    int dependent_variant = tuner_find_placement_variant(tuner, &tuner->incumbent.choice);
+    if (!dependent_variant) tuner->placement.seen = limits->possible;
     for (int i = 0; i < VARIANTS; i++) {
         bool exists = false;
-        int variant = dependent_variant && tuner->next_variant == dependent_variant ? GO_BACK : tuner->next_variant;
+        int variant = dependent_variant && tuner->next_variant == dependent_variant ? FALL_BACK : tuner->next_variant;
         tuner->next_variant = (tuner->next_variant + 1) % VARIANTS;
         struct choice found;
         if (tuner_make_variant(tuner, limits, variant, &found, &exists) != TUTTI_OK) return false;

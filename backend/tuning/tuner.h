@@ -34,9 +34,10 @@ enum { TUNER_SAMPLES = 24 };
 struct tuner_key { enum collective collective; int root; bool stage_inputs; size_t message_bytes; };
 /* A choice with its code, and the least and the largest median of its blocks in ns. */
 struct candidate { struct choice choice; uint32_t code; double ns, max_ns; };
-/* While incumbent or candidate is a placement-dependent variant, which selects late or reads tensors against the cost:
-   the placement seen, and the incumbent before it. */
-struct placement_attempt { enum placement_kind seen; struct candidate before; };
+/* The state for placement-dependent variants, which select late or read tensors although the predicted cost is against
+   it. seen: where the tensors of the last call lay that allowed the variant; before such a call, where they might lie.
+   fallback: while such a variant is the incumbent, the last incumbent that was none. */
+struct tuner_placement { enum placement_kind seen; struct candidate fallback; };
 /* The tuner of one kind of call. */
 struct tuner {
     struct tuner_key key;
@@ -47,7 +48,7 @@ struct tuner {
     struct choice predicted;
     /* The incumbent, which runs between tests, and the candidate of the current test. */
     struct candidate incumbent, candidate;
-    struct placement_attempt attempt;
+    struct tuner_placement placement;
     /* The variant to test next, and the variant of the incumbent that the candidate is. */
     int next_variant, tested_variant;
     /* For each variant: the length of its pause in rounds, and the rounds that are left of it. */
@@ -86,7 +87,7 @@ tutti_status tuners_find_or_create(struct tuners *tuners, const struct tuner_key
 void tuners_finish(struct tuners *tuners);
 /* Stops the tuners of a collective on all ranks of the host, because this rank asks for an algorithm. */
 void tuners_stop_collective(struct tuners *tuners, enum collective collective);
-/* Returns the rank that decides for a kind of call. */
+/* Returns the decider of a kind of call: the rank that runs its A/B tests, for all of the group's `ranks` ranks. */
 int tuner_get_decider(const struct tuner_key *key, int ranks);
 
 /* ---- decider only ---- */

@@ -33,20 +33,21 @@ void fabric_link_mark_broken(struct fabric_transport *transport, struct fabric_l
     link->why = why;
     transport->broken_links++;
 }
-/* Marks the link as broken if the op has failed and carried a MESSAGE to a process that has not left. The receiver
-   waits for the sequence number of that message, so it would never handle later ones. */
-static void fabric_op_record_loss(struct fabric_transport *transport, const struct fabric_op *op)
+/* Marks the link as broken if this completed op has failed (op->why is set) and carried a MESSAGE to a process that has
+   not left. The receiver waits for the sequence number of that message, so it would never handle later ones. */
+static void fabric_op_break_link_if_lost(struct fabric_transport *transport, const struct fabric_op *op)
 {
     bool is_awaited = op->header.kind == MESSAGE && op->endpoint && !op->endpoint->has_left;
     if (op->why && is_awaited) fabric_link_mark_broken(transport, op->link, op->why);
 }
-/* Sends the message of an op, with the bytes of `data` (NULL: of op->buffer). If the fabric has already completed the
-   op, it goes to `completed`, or is freed if it has no transfer and no error. */
+/* Sends the message of an op, with the bytes of `data` (NULL: of op->buffer). `send` returns true if the op is in
+   flight. Otherwise the op has completed, and op->why is its error, or NULL. Then it goes to `completed`, or is freed
+   if it has no transfer and no error. */
 static void fabric_op_post(struct fabric_transport *transport, struct fabric_op *op, const void *data,
     bool is_announced)
 {
     bool is_in_flight = transport->fabric->operations->send(transport->fabric, op, data, is_announced);
-    if (!is_in_flight) fabric_op_record_loss(transport, op);
+    if (!is_in_flight) fabric_op_break_link_if_lost(transport, op);
     if (!is_in_flight && !op->why && !op->transfer) fabric_op_free(transport->fabric, op);
     else fabric_op_add(op, is_in_flight ? &transport->ops : &transport->completed);
 }
@@ -283,7 +284,7 @@ void fabric_transport_end_completed(struct fabric_transport *transport)
     for (struct fabric_op *op; (op = transport->completed) != NULL; fabric_op_free(transport->fabric, op)) {
         fabric_op_remove(op);
         if (!op->transfer) {
-            fabric_op_record_loss(transport, op);
+            fabric_op_break_link_if_lost(transport, op);
             continue;
         }
         if (op->transfer->is_send) fabric_op_end_send(transport, op);

@@ -11,7 +11,7 @@
 #include <string.h>
 
 /* ---- sending ---- */
-/* Returns the bytes of an xfer's message in the ring, without its prefix. */
+/* Returns the length of an xfer's message in the ring, behind its prefix. ACK and GOODBYE consist of a prefix alone. */
 static size_t xfer_payload_bytes(const struct verbs_xfer *xfer)
 {
     switch (xfer->kind) {
@@ -21,7 +21,8 @@ static size_t xfer_payload_bytes(const struct verbs_xfer *xfer)
     default: return 0;
     }
 }
-/* Writes an xfer's message to `at`, which is behind its prefix. */
+/* Writes what follows the prefix of an xfer's message to `at`: xfer_payload_bytes bytes. DONE has the id of the peer's
+   offer that this process has finished with. */
 static void xfer_fill_payload(unsigned char *at, const struct verbs_xfer *xfer)
 {
     switch (xfer->kind) {

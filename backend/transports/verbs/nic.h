@@ -254,7 +254,8 @@ bool lane_has_room(const struct lane *lane);
 /* Posts an RDMA write of the built message at position `begin` to the peer's eager ring. is_signalled: the write has a
    completion; writes after many without one get one too. Returns 0, or the errno of the device. */
 int verbs_endpoint_post_write(struct verbs_endpoint *endpoint, uint64_t begin, size_t bytes, bool is_signalled);
-/* Posts as many reads of a fetch as have room, in one doorbell of each lane. Returns 0, or the errno of the device. */
+/* Posts reads for the bytes of a fetch that have none: up to one doorbell on each lane, if its send queue has room.
+   Returns 0, or the errno of the device. */
 int verbs_endpoint_post_reads(struct verbs_endpoint *endpoint, struct verbs_xfer *fetch);
 /* Records the completion of the signalled work request number `request`, and of all before it. Returns the fetch whose
    last read is now complete, or NULL. */

@@ -74,7 +74,9 @@ static int lane_post_reads(struct lane *lane, struct verbs_xfer *fetch, size_t s
     fetch->open_doorbells++;
     return ibv_post_send(lane->qp, list, &bad);
 }
-/* Each lane in turn reads an equal part of the remaining bytes; the next fetch starts with the next lane. */
+/* Divides the bytes of a fetch for which no read is posted yet among the lanes, beginning with next_lane. Each lane
+   posts reads of an equal share in one doorbell, or of as much as fits; then the next lanes get larger shares, and a
+   later call posts what is left. */
 int verbs_endpoint_post_reads(struct verbs_endpoint *endpoint, struct verbs_xfer *fetch)
 {
     int error = 0;

@@ -21,14 +21,14 @@ static struct plan plan_by(const struct algorithm *a, const struct layout *l, in
     return p;
 }
 /* Block number `chunk` of a message, of all its spans. */
-static int block_of_message(const struct schedule *s, const struct blocks *b, int step, int chunk)
+static int block_of_message(const struct schedule *s, const struct chunk_blocks *b, int step, int chunk)
 {
     const struct step *t = &s->steps[step];
     for (int k = t->span; k < t->span + t->from_count + t->to_count; chunk -= s->spans[k++].count)
-        if (chunk < s->spans[k].count) return b->of[b->at[k] + chunk];
+        if (chunk < s->spans[k].count) return b->block[b->first[k] + chunk];
     return BLOCK_UNKNOWN;
 }
-static void compare_messages(const struct plan *p, const struct blocks *blocks)
+static void compare_messages(const struct plan *p, const struct chunk_blocks *blocks)
 {
     struct match *m = match_create(p);
     assert_non_null(m);
@@ -45,19 +45,19 @@ static void compare_messages(const struct plan *p, const struct blocks *blocks)
 }
 static void know_all(struct plan *p)
 {
-    struct blocks blocks[8];
+    struct chunk_blocks blocks[8];
     char text[200];
     describe(p, text, sizeof text);
     assert_int_equal(plan_build_staging(p), TUTTI_OK);
     for (int r = 0; r < p->count; r++) {
         const struct schedule *s = &p->ranks[r];
-        assert_int_equal(blocks_find(p, r, &blocks[r]), TUTTI_OK);
+        assert_int_equal(chunk_blocks_find(p, r, &blocks[r]), TUTTI_OK);
         for (int k = 0; k < s->span_count; k++)
             for (int i = 0; i < s->spans[k].count; i++)
-                if (blocks[r].of[blocks[r].at[k] + i] < 0) fail_msg("%s: rank %d, span %d", text, r, k);
+                if (blocks[r].block[blocks[r].first[k] + i] < 0) fail_msg("%s: rank %d, span %d", text, r, k);
     }
     compare_messages(p, blocks);
-    for (int r = 0; r < p->count; r++) blocks_finish(&blocks[r]);
+    for (int r = 0; r < p->count; r++) chunk_blocks_finish(&blocks[r]);
     plan_finish(p);
 }
 static void blocks_are_known_at_both_ends(void **state)

@@ -47,7 +47,7 @@ static int32_t expected_element(enum collective collective, const struct rank *m
 }
 static void run_and_check(const struct rank *me, enum collective collective, int number, int root, struct tensors *t)
 {
-    int parts = collective_buffer_parts(collective, OUTPUT, me->size);
+    int parts = collective_count_chunks(collective, OUTPUT, me->size);
     for (int i = 0; i < COUNT * MOST_RANKS; i++) t->in[i] = sent_element(number, me->rank, i);
     REQUIRE(call(me, collective, COUNT, root, t) == TUTTI_OK);
     if (collective == BARRIER || !collective_has_buffer(collective, root, me->rank, OUTPUT)) return;

@@ -70,8 +70,8 @@ static size_t draw_count(uint64_t *state, size_t most)
 }
 static void draw_counts(struct test *t, int size, uint64_t *state)
 {
-    bool many = collective_buffer_parts(t->collective, INPUT, size) > 1
-        || collective_buffer_parts(t->collective, OUTPUT, size) > 1;
+    bool many = collective_count_chunks(t->collective, INPUT, size) > 1
+        || collective_count_chunks(t->collective, OUTPUT, size) > 1;
     size_t most = many ? LARGEST / (size_t)size : LARGEST, count = draw_count(state, most), column[MOST];
     for (int q = 0; q < size; q++) column[q] = draw(state, 3) ? draw_count(state, most) : 0;
     for (int a = 0; a < size; a++)
@@ -228,7 +228,7 @@ static void job_make(struct job *j, const struct rank *me, uint64_t *own)
     int way = (int)draw(own, 4);
     for (int b = INPUT; b <= OUTPUT; b++) {
         bool has = t->collective != BARRIER && collective_has_buffer(t->collective, t->root, me->rank, (enum buffer)b);
-        j->parts[b] = has ? collective_buffer_parts(t->collective, (enum buffer)b, me->size) : 0;
+        j->parts[b] = has ? collective_count_chunks(t->collective, (enum buffer)b, me->size) : 0;
         j->home[b] = (enum buffer)b;
         j->side[b] = (struct side){ .shared = way >= 2 || (way == 1 && b == INPUT) };
     }

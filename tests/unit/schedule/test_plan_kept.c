@@ -97,8 +97,8 @@ static void among_4096_hosts_it_is_in_bounds(void **state)
     assert_int_equal(layout_create(host, HOSTS * PER_HOST, &l), TUTTI_OK);
     for (const struct algorithm *a = collectives_table; a->name; a++) {
         if (!a->hierarchical) continue;
-        bool one_part = collective_buffer_parts(a->collective, INPUT, 2) == 1
-            && collective_buffer_parts(a->collective, OUTPUT, 2) == 1;
+        bool one_part = collective_count_chunks(a->collective, INPUT, 2) == 1
+            && collective_count_chunks(a->collective, OUTPUT, 2) == 1;
         size_t most = one_part && !a->few_hosts ? 8 << 10 : 256 * HOSTS * PER_HOST;
         struct plan all = plan_of(a, l, 0);
         all.one_host = true;

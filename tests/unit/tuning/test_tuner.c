@@ -240,7 +240,7 @@ static void lasts_as_long_as_tensors_allow(struct bench *b, struct tuner *t, con
     b->limits.possible = venture->could_be;
     lies = venture->are;                                /* as the others' are; a choice of another cost */
     call(b, t, &operation, 6000, venture->ns, &noise);
-    assert_true(venture->is_of(t->incumbent.code) && t->attempt.seen == venture->are);
+    assert_true(venture->is_of(t->incumbent.code) && t->placement.seen == venture->are);
     call(b, t, &operation, 20000, venture->ns, &noise);
     assert_true(venture->ns(&t->incumbent.choice) == 700);
     lies = TENSORS_PRIVATE;
