@@ -43,7 +43,7 @@ static tutti_status gatherer_await_unit(struct gatherer *gatherer, int unit)
     tutti_status status = tutti_wait(&gathered->request, gatherer->timeout_ms);
     gatherer->waited_ns += (uint64_t)(clock_ns() - began_ns);
     if (status == TUTTI_OK) {
-        trace_span_await_end(&gathered->span);
+        trace_interval_await_end(&gathered->interval);
         gathered->state = WHOLE;
         return TUTTI_OK;
     }
@@ -66,8 +66,8 @@ static tutti_status gatherer_start_unit(struct gatherer *gatherer, int unit)
     gathered->request = (tutti_request)TUTTI_REQUEST_INIT;
     gathered->request.label = (uint64_t)unit + 1;
     size_t bytes = u->slice * u->element * (size_t)(gatherer->partition->ranks - 1);
-    trace_span_begin(&gathered->span, gatherer->trace, TUTTI_ZERO_GATHERED, unit, bytes);
-    trace_span_follow_request(&gathered->span, &gathered->request);
+    trace_interval_begin(&gathered->interval, gatherer->trace, TUTTI_ZERO_GATHERED, unit, bytes);
+    trace_interval_follow_request(&gathered->interval, &gathered->request);
     TRY(tutti_all_gather(gathered->slice, gathered->flat, u->slice, u->dtype, gatherer->comm, &gathered->request));
     gathered->state = GATHERING;
     gatherer->moved_bytes += bytes;

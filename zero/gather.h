@@ -15,7 +15,7 @@ struct gathered_unit {
     void *flat, *slice;                                 /* owned */
     /* The gather uses this request while the unit is GATHERING. */
     tutti_request request;
-    struct trace_span span;
+    struct trace_interval interval;
     enum wholeness state;
     /* Uses and releases alone change the next three fields, so they are the same on all ranks. */
     /* True if a use needs no new gather: the unit has been gathered, or its gather is in flight. */

@@ -150,13 +150,15 @@ static void placed_unit_publish_version(struct placed_unit *placed)
     atomic_store_explicit(&placed->versions_here[placed->placement->places.index].steps, placed->steps,
         memory_order_release);
 }
-/* Publishes the version when a gather between hosts has succeeded. Runs on the thread that finishes the gather. */
+/* Publishes the version of this rank's slice when its gather between hosts has succeeded. After a failure it publishes
+   nothing: this rank gets the error in placement_await_gather, and the other ranks of the host find a failed
+   communicator or reach the timeout in placement_await_versions. Runs on the thread that finishes the gather. */
 static void placed_unit_on_gathered(tutti_request *request, void *context)
 {
     struct placed_unit *placed = context;
     bool fine = tutti_test(request) == TUTTI_OK;
-    /* The span ends before the version is published, because a reader of the version may start the span again. */
-    trace_span_end(&placed->span);
+    /* The interval ends first, because this rank's caller may begin it again as soon as it sees the version. */
+    trace_interval_end(&placed->interval);
     if (fine) placed_unit_publish_version(placed);
 }
 /* Starts to exchange updated slices between hosts (SHARED): this rank sends its slice to the ranks of its index on
@@ -183,7 +185,7 @@ static tutti_status placed_unit_gather_all(struct zero_placement *placement, str
 {
     void *mine = (char *)placed->flat + unit->slice * unit->element * (size_t)placement->partition->rank;
     placed->gathering = (tutti_request)TUTTI_REQUEST_INIT;
-    trace_span_follow_request(&placed->span, &placed->gathering);
+    trace_interval_follow_request(&placed->interval, &placed->gathering);
     placement->moved_bytes += unit->slice * unit->element * (size_t)(placement->partition->ranks - 1);
     return tutti_all_gather(mine, placed->flat, unit->slice, unit->dtype, comm, &placed->gathering);
 }
@@ -199,7 +201,8 @@ tutti_status placement_publish_slice(struct zero_placement *placement, int unit,
     }
     size_t others =
         (size_t)(placement->kind == TUTTI_ZERO_SHARED ? placement->places.hosts : placement->partition->ranks) - 1;
-    trace_span_begin(&placed->span, placement->trace, TUTTI_ZERO_GATHERED, unit, u->slice * u->element * others);
+    trace_interval_begin(&placed->interval, placement->trace, TUTTI_ZERO_GATHERED, unit,
+        u->slice * u->element * others);
     TRY(placement->kind == TUTTI_ZERO_SHARED
             ? placed_unit_gather_across(placement, placed, u, priority_comms_get_across(placement->comms, unit))
             : placed_unit_gather_all(placement, placed, u, priority_comms_get_all(placement->comms, unit)));
@@ -245,7 +248,7 @@ static tutti_status placement_await_gather(struct zero_placement *placement, int
             why);
     }
     placement->placed[unit].gathers = false;
-    trace_span_await_end(&placement->placed[unit].span);
+    trace_interval_await_end(&placement->placed[unit].interval);
     return status;
 }
 tutti_status placement_await_unit(struct zero_placement *placement, int unit, uint64_t steps)
@@ -272,11 +275,12 @@ tutti_status placement_claim_pieces(struct zero_placement *placement, uint64_t s
     TRY(gatherer_close_units(&placement->gatherer));
     return tutti_barrier(placement->control_comm, NULL);
 }
-tutti_status placement_begin_update(struct zero_placement *placement)
+/* Only SHARDED units have whole arrays beside the slices. The others are updated in their whole arrays. */
+tutti_status placement_close_units(struct zero_placement *placement)
 {
     return placement->kind == TUTTI_ZERO_SHARDED ? gatherer_close_units(&placement->gatherer) : TUTTI_OK;
 }
-tutti_status placement_end_update(struct zero_placement *placement)
+tutti_status placement_update_prefetches(struct zero_placement *placement)
 {
     return placement->kind == TUTTI_ZERO_SHARDED ? gatherer_update_prefetches(&placement->gatherer) : TUTTI_OK;
 }

@@ -17,7 +17,7 @@ struct placed_unit {
     struct zero_placement *placement;
     /* This request gathers the slices that other ranks have updated. */
     tutti_request gathering;
-    struct trace_span span;
+    struct trace_interval interval;
     /* This rank has published this version of its slice. */
     uint64_t steps;
     /* True from the start of `gathering` until this rank has waited for it. */
@@ -71,12 +71,12 @@ tutti_status placement_use_unit(struct zero_placement *placement, int unit, uint
 /* Returns when all slices of the unit in this rank's memory are as new as step `steps`. The caller waits before it
    changes its slice. It does nothing for SHARDED units, whose slices no other rank reads in place. */
 tutti_status placement_await_unit(struct zero_placement *placement, int unit, uint64_t steps);
-/* Closes all SHARDED units, because their whole arrays will be outdated when the caller has changed its slices. It does
-   nothing for other kinds. */
-tutti_status placement_begin_update(struct zero_placement *placement);
+/* Closes all SHARDED units: frees the pages of their whole arrays, which will be outdated when the caller has changed
+   its slices. It does nothing for other kinds. */
+tutti_status placement_close_units(struct zero_placement *placement);
 /* Starts the predicted gathers of SHARDED units, after all ranks have changed their slices. Collective. It does nothing
    for other kinds. */
-tutti_status placement_end_update(struct zero_placement *placement);
+tutti_status placement_update_prefetches(struct zero_placement *placement);
 /* Returns how many ranks hold one copy of a unit together: those that share its flat array, or divide it (SHARDED). */
 uint64_t placement_count_copy_ranks(const struct zero_placement *placement);
 /* Returns the address of the unit's flat array. */

@@ -13,8 +13,8 @@
 /* A rank waits at most POLL_NS for a buffer, and sleeps NAP_NS between polls. */
 enum { USUAL_BUFFERS = 2, POLL_NS = 50000000, NAP_NS = 50000 };
 /* The flags that follow `used`. Ranks combine them by max: some rank has gradients for a second round; some rank drops
-   the gradients; some rank uses them. */
-enum { HAS_MORE, DROPS, TAKES, FLAGS };
+   the sums of the step; some rank uses them. */
+enum { HAS_MORE, DROPS, USES, FLAGS };
 
 static size_t reducer_unit_bytes(const struct reducer *reducer, int unit)
 {
@@ -55,6 +55,7 @@ static void reducer_count_memory(struct reducer *reducer, size_t bytes)
     reducer->gradient_bytes += bytes;
     if (reducer->gradient_bytes > reducer->most_gradient_bytes) reducer->most_gradient_bytes = reducer->gradient_bytes;
 }
+/* Sets *out to a new buffer of this size, which gradient_buffer_free frees. */
 static tutti_status reducer_allocate_buffer(struct reducer *reducer, size_t bytes, struct gradient_buffer **out)
 {
     struct gradient_buffer *b = memory_alloc_zeroed(1, sizeof *b);
@@ -291,25 +292,28 @@ static tutti_status reducer_start_second_round(struct reducer *reducer)
     TRY(reducer_complete_sums(reducer));
     return reducer_start_round(reducer, 2);
 }
-/* Ends the step's gradients: starts the remaining sums, and learns which parameters have a gradient on any rank,
-   whether any rank has gradients for a second round, and whether all ranks drop the sums (`drops`) or all use them. */
-static tutti_status reducer_close_and_agree(struct reducer *reducer, bool drops)
+/* Whether a rank uses the sums of a step or drops them. */
+enum use_of_sums { USES_SUMS, DROPS_SUMS };
+/* Closes the step, if it is open: starts the remaining sums. The ranks exchange which parameters have a gradient on any
+   of them, and whether any has gradients for a second round. Fails with MISMATCH if some ranks use the sums and others
+   drop them. */
+static tutti_status reducer_close_step_for(struct reducer *reducer, enum use_of_sums use)
 {
     uint8_t *flags = &reducer->used[reducer->partition->parameters];
     if (reducer->is_closed) return TUTTI_OK;
     TRY(reducer_start_round(reducer, 1));
     flags[HAS_MORE] = reducer_has_gradients(reducer);
-    flags[DROPS] = drops;
-    flags[TAKES] = !drops;
+    flags[DROPS] = use == DROPS_SUMS;
+    flags[USES] = use == USES_SUMS;
     TRY(tutti_all_reduce(reducer->used, reducer->used, (size_t)reducer->partition->parameters + FLAGS, TUTTI_UINT8,
         TUTTI_MAX, reducer->control_comm, NULL));
-    if (flags[DROPS] && flags[TAKES])
+    if (flags[DROPS] && flags[USES])
         return status_fail(TUTTI_MISMATCH, "zero: some ranks drop the gradients of this step, but others use them");
     if (flags[HAS_MORE]) TRY(reducer_start_second_round(reducer));
     reducer->is_closed = true;
     return TUTTI_OK;
 }
-tutti_status reducer_close_step(struct reducer *reducer) { return reducer_close_and_agree(reducer, false); }
+tutti_status reducer_close_step(struct reducer *reducer) { return reducer_close_step_for(reducer, USES_SUMS); }
 tutti_status reducer_complete_unit(struct reducer *reducer, int unit)
 {
     for (int n = 0; n < reducer->in_flight_count; n++)
@@ -331,6 +335,7 @@ static tutti_status reducer_learn_order(struct reducer *reducer)
     priority_comms_assign_units(reducer->comms, reducer->partition, agreed);
     return TUTTI_OK;
 }
+/* If no rank has a gradient for a parameter, its sum comes from residuals alone, and goes back to them. */
 tutti_status reducer_begin_step(struct reducer *reducer)
 {
     const struct place_of_parameter *p = reducer->partition->parameter;
@@ -354,10 +359,11 @@ bool reducer_is_at_rest(const struct reducer *reducer)
     for (int i = 0; i < reducer->partition->parameters; i++) any |= reducer->used[i];
     return !any;
 }
+/* The sums of a step are collective, so this rank takes part in all of them and ignores the results. */
 tutti_status reducer_discard_gradients(struct reducer *reducer)
 {
     if (reducer_is_at_rest(reducer)) return TUTTI_OK;
-    TRY(reducer_close_and_agree(reducer, true));
+    TRY(reducer_close_step_for(reducer, DROPS_SUMS));
     TRY(reducer_complete_sums(reducer));
     /* The residuals contain parts of the dropped gradients. */
     sums_clear_residuals(&reducer->sums);

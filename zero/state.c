@@ -39,7 +39,7 @@ tutti_status tutti_zero_claim_pieces(tutti_zero *zero)
 /* Publishes the pieces that the caller has written, so that all ranks read them. */
 static tutti_status zero_begin_pieces(tutti_zero *zero)
 {
-    TRY(placement_begin_update(&zero->placement));
+    TRY(placement_close_units(&zero->placement));
     zero->is_claimed = false;
     zero->steps++;
     zero->writes++;

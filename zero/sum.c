@@ -60,7 +60,7 @@ static tutti_status sum_start_uncompressed(struct sums *sums, struct gradient_su
 {
     const struct unit_partition *unit = &sums->partition->unit[sum->unit];
     sum->request.factor = 1.0 / sums->partition->ranks;
-    trace_span_follow_request(&sum->span, &sum->request);
+    trace_interval_follow_request(&sum->interval, &sum->request);
     tutti_op op = average_choose_op(sums->partition->ranks);
     tutti_comm *comm = priority_comms_get_all(sums->comms, sum->unit);
     if (sums->partition->slices == 1)
@@ -175,7 +175,8 @@ tutti_status sum_start(struct sums *sums, struct gradient_sum *sum, int unit, vo
 {
     *sum = (struct gradient_sum){ .unit = unit, .from = from, .into = into, .sequence = sums->started_count++ };
     sum->request = (tutti_request)TUTTI_REQUEST_INIT;
-    trace_span_begin(&sum->span, sums->trace, TUTTI_ZERO_SUMMED, unit, partition_unit_bytes(sums->partition, unit));
+    trace_interval_begin(&sum->interval, sums->trace, TUTTI_ZERO_SUMMED, unit,
+        partition_unit_bytes(sums->partition, unit));
     if (!sums_are_packed(sums)) return sum_start_uncompressed(sums, sum);
     unit_clear_gaps(sums, unit, from);
     if (sums->exchange.host_comm) return sum_start_on_host(sums, sum);
@@ -202,12 +203,12 @@ tutti_status sum_wait(struct sums *sums, struct gradient_sum *sum)
     const struct unit_partition *unit = &sums->partition->unit[sum->unit];
     TRY(sum_await_sent(sums, sum));
     TRY(tutti_wait(&sum->request, 0));
-    trace_span_await_end(&sum->span);
+    trace_interval_await_end(&sum->interval);
     if (!sums_are_packed(sums)) return TUTTI_OK;
     size_t first = unit->slice * (size_t)sums->partition->rank;
     struct numbers mine = { sum->into, unit->slice, first, unit->dtype, sum->sequence };
     TRY(packed_average_slices(&sum->packed, &sums->exchange, mine));
-    trace_span_end(&sum->span);
+    trace_interval_end(&sum->interval);
     sum_finish(sums, sum);
     return TUTTI_OK;
 }

@@ -34,7 +34,7 @@ struct gradient_sum {
     tutti_status status;
     /* The number of the sum, the same on all ranks; it seeds random choices. */
     uint64_t sequence;
-    struct trace_span span;
+    struct trace_interval interval;
 };
 /* Prepares the exchange and the residuals. Collective if gradients are packed. The caller must call sums_finish in
    every case. */

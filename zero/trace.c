@@ -57,32 +57,33 @@ void trace_record(struct trace *trace, tutti_zero_event_kind kind, int unit, int
 {
     if (began_ns) trace_add_event(trace, &(tutti_zero_event){ kind, unit, began_ns, clock_ns(), bytes });
 }
-void trace_span_begin(struct trace_span *s, struct trace *trace, tutti_zero_event_kind kind, int unit, uint64_t bytes)
+void trace_interval_begin(struct trace_interval *interval, struct trace *trace, tutti_zero_event_kind kind, int unit,
+    uint64_t bytes)
 {
-    *s = (struct trace_span){ trace, { kind, unit, trace_now(trace), 0, bytes }, false };
+    *interval = (struct trace_interval){ trace, { kind, unit, trace_now(trace), 0, bytes }, false };
 }
-/* Ends the span when its request is over, on the thread that completes the request. */
-static void trace_span_on_request_done(tutti_request *request, void *span)
+/* Ends the interval when its request is over, on the thread that completes the request. */
+static void trace_interval_on_request_done(tutti_request *request, void *context)
 {
-    struct trace_span *s = span;
+    struct trace_interval *interval = context;
     (void)request;
-    trace_span_end(s);
-    s->followed = false;
+    trace_interval_end(interval);
+    interval->followed = false;
 }
-void trace_span_follow_request(struct trace_span *s, tutti_request *request)
+void trace_interval_follow_request(struct trace_interval *interval, tutti_request *request)
 {
-    if (!s->event.began_ns) return;
-    request->done = trace_span_on_request_done;
-    request->context = s;
-    s->followed = true;
+    if (!interval->event.began_ns) return;
+    request->done = trace_interval_on_request_done;
+    request->context = interval;
+    interval->followed = true;
 }
-void trace_span_await_end(struct trace_span *s)
+void trace_interval_await_end(struct trace_interval *interval)
 {
-    while (s->followed) sched_yield();
+    while (interval->followed) sched_yield();
 }
-void trace_span_end(struct trace_span *s)
+void trace_interval_end(struct trace_interval *interval)
 {
-    if (!s->event.began_ns) return;
-    s->event.ended_ns = clock_ns();
-    trace_add_event(s->trace, &s->event);
+    if (!interval->event.began_ns) return;
+    interval->event.ended_ns = clock_ns();
+    trace_add_event(interval->trace, &interval->event);
 }

@@ -137,7 +137,7 @@ static tutti_status zero_update_units(tutti_zero *zero)
         if (zero->async) async_step_complete_unit(zero->async, unit, zero->steps);
     }
     TRY(reducer_begin_step(&zero->reducer));
-    return placement_end_update(&zero->placement);
+    return placement_update_prefetches(&zero->placement);
 }
 /* Does the work of the asynchronous step's thread. After an error it aborts the communicators, so that no other rank
    waits for this one. */
@@ -156,7 +156,7 @@ static tutti_status zero_take_step(tutti_zero *zero, const tutti_zero_rates *rat
 {
     int64_t began_ns = trace_now(&zero->trace);
     if (!zero->is_claimed) TRY(zero_await_ranks(zero));
-    TRY(placement_begin_update(&zero->placement));
+    TRY(placement_close_units(&zero->placement));
     zero->has_rule = rates;
     zero->scale = scale;
     for (int g = 0; rates && g < zero->partition.groups; g++) zero->rates[g] = rates[g];

@@ -1,6 +1,6 @@
 /* Arithmetic on the lanes of one vector. The dtype and the op are constants where these functions are inlined, so one
  * line of each switch remains. Invariant: each lane has the result of C's arithmetic on one element, on every
- * instruction set. Only the sign and payload of a NaN may differ, and lanes_canonicalize removes those in the end. */
+ * instruction set. Only the sign and payload of a NaN may differ, until lanes_canonicalize_nans removes them. */
 #pragma once
 #include "include/tutti.h"
 #include "kernels/cpu/vector.h"
@@ -100,7 +100,7 @@ INLINE vector lanes_combine(tutti_dtype lane, tutti_op op, vector a, vector b)
 
 /* Replaces each NaN of floating-point lanes by the positive quiet NaN without payload, because the compiler decides
    which operand's NaN an addition returns. */
-INLINE vector lanes_canonicalize(tutti_dtype lane, vector v)
+INLINE vector lanes_canonicalize_nans(tutti_dtype lane, vector v)
 {
     if (lane == TUTTI_FLOAT64) {
         lanes_u64 nan = (lanes_u64){ 0 } + UINT64_C(0x7ff8000000000000);

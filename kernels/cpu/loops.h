@@ -1,13 +1,16 @@
 /* The loops over arrays and their table of functions, compiled once per instruction set. The including file defines
  * WIDTH, the conversion of float16, and KERNELS, the name of the table. A block is one vector from each source. Each
  * block is read whole before it is written, so a destination may be a source. A block's bytes pass through memory once,
- * for any number of sources and destinations. The loops access only elements in [0, count). */
+ * for any number of sources and destinations. The loops access only elements in [0, count).
+ *
+ * A *lane* is one number of a vector in the type in which it is computed (dtype_get_lane_type), such as float32 for
+ * bfloat16. A *part* is a vector of lanes. A vector of elements is unpacked to 1, 2 or 4 parts. */
 #pragma once
 #include "kernels/cpu/float8.h"
 #include "kernels/cpu/kernels.h"
 #include "kernels/cpu/lanes.h"
 
-/* The loops compute GROUP vectors of lanes at once, which hides the latency of an addition. LINE is the bytes of a
+/* The loops compute GROUP parts at once, which hides the latency of an addition. LINE is the bytes of a
    cache line. */
 enum { GROUP = 4 };
 enum { LINE = 64 };
@@ -41,7 +44,7 @@ INLINE tutti_op dtype_get_lane_op(tutti_dtype dtype, tutti_op op)
     return op == TUTTI_SUM || op == TUTTI_MAX || op == TUTTI_BOR ? TUTTI_BOR : TUTTI_BAND;
 }
 
-/* Returns how many vectors of lanes (parts) one vector of elements becomes when it is unpacked. */
+/* Returns how many parts one vector of elements becomes when it is unpacked. */
 INLINE int dtype_count_parts(tutti_dtype dtype)
 {
     switch (dtype) {
@@ -77,12 +80,12 @@ INLINE bool dtype_is_widened(tutti_dtype dtype) { return dtype == TUTTI_FLOAT16 
 
 /* Replaces each NaN in `parts` vectors of lanes by the canonical NaN. The parts of 16-bit types are checked together;
    without a NaN, the usual case, this costs one branch. */
-INLINE void parts_canonicalize(tutti_dtype dtype, vector *part, int parts)
+INLINE void parts_canonicalize_nans(tutti_dtype dtype, vector *part, int parts)
 {
     /* float8_round replaces the NaNs of float8. */
     if (!lanes_are_floating(dtype_get_lane_type(dtype)) || dtype_count_parts(dtype) > 2) return;
     if (dtype_is_widened(dtype) && __builtin_expect(!widened_any_nan(part, parts), 1)) return;
-    for (int i = 0; i < parts; i++) part[i] = lanes_canonicalize(dtype_get_lane_type(dtype), part[i]);
+    for (int i = 0; i < parts; i++) part[i] = lanes_canonicalize_nans(dtype_get_lane_type(dtype), part[i]);
 }
 
 /* Packs lanes into one vector of elements, the reverse of vector_unpack_parts. NaNs must be canonical, except those of
@@ -105,7 +108,8 @@ INLINE vector parts_combine(tutti_dtype dtype, tutti_op op, vector a, vector b)
     return lanes_combine(dtype_get_lane_type(dtype), dtype_get_lane_op(dtype, op), a, b);
 }
 
-/* Loads `vectors` whole vectors of elements, or one of `bytes` bytes if bytes < WIDTH, and unpacks them to `out`. */
+/* Loads `vectors` whole vectors of elements and unpacks them to `out`. If bytes < WIDTH, an array ends here: loads one
+   vector that has only `bytes` bytes, and `vectors` is 1. Larger values of `bytes` have no effect. */
 INLINE void group_load(tutti_dtype dtype, const char *from, size_t bytes, int vectors, vector *out)
 {
     if (bytes < WIDTH) {
@@ -116,8 +120,8 @@ INLINE void group_load(tutti_dtype dtype, const char *from, size_t bytes, int ve
     for (int i = 0; i < vectors; i++) vector_unpack_parts(dtype, from + i * WIDTH, out + i * dtype_count_parts(dtype));
 }
 
-/* Stores `vectors` whole vectors, around the caches if `streams`, or `bytes` bytes of the first one if bytes <
-   WIDTH. */
+/* Stores `vectors` whole vectors, around the caches if `streams`. If bytes < WIDTH, stores `bytes` bytes of the first
+   vector alone. */
 INLINE void group_store(char *to, size_t bytes, int vectors, const vector *block, bool streams)
 {
     if (bytes < WIDTH) {
@@ -130,8 +134,9 @@ INLINE void group_store(char *to, size_t bytes, int vectors, const vector *block
     }
 }
 
-/* Reduces `vectors` whole vectors at byte `at` of all sources, or one of `bytes` bytes if bytes < WIDTH. Divides a sum
-   by the divisor, and stores the result to all destinations. */
+/* Reduces `vectors` whole vectors of elements that begin at byte `at` of each source, and stores the result at byte
+   `at` of each destination. vectors * dtype_count_parts(dtype) is at most GROUP. If bytes < WIDTH, `vectors` is 1, and
+   only `bytes` bytes are read and written: the end of an array. Divides a sum by task.divisor, except for bool. */
 INLINE void group_reduce(tutti_dtype dtype, tutti_op op, struct task task, size_t at, size_t bytes, int vectors)
 {
     const tutti_dtype lane = dtype_get_lane_type(dtype);
@@ -145,7 +150,7 @@ INLINE void group_reduce(tutti_dtype dtype, tutti_op op, struct task task, size_
     if (op == TUTTI_SUM && dtype != TUTTI_BOOL && task.divisor != 1) {
         for (int i = 0; i < parts; i++) total[i] = lanes_divide(lane, total[i], task.divisor);
     }
-    parts_canonicalize(dtype, total, parts);
+    parts_canonicalize_nans(dtype, total, parts);
     for (int i = 0; i < vectors; i++) next[i] = vector_pack_parts(dtype, total + i * dtype_count_parts(dtype));
     for (int j = 0; j < task.to_count; j++) group_store(task.to[j] + at, bytes, vectors, next, task.streams);
 }
@@ -227,14 +232,15 @@ INLINE void task_reduce_streamed(tutti_dtype dtype, struct task task, size_t byt
     vector_stream_end();
 }
 
-/* Multiplies `vectors` whole vectors of elements by a factor, or one of `bytes` bytes if bytes < WIDTH. */
+/* Multiplies `vectors` whole vectors of elements by a factor. If bytes < WIDTH, `vectors` is 1, and only `bytes` bytes
+   are read and written. */
 INLINE void group_scale(tutti_dtype dtype, char *to, const char *from, size_t bytes, int vectors, double factor)
 {
     vector part[GROUP];
     group_load(dtype, from, bytes, vectors, part);
     for (int i = 0; i < vectors * dtype_count_parts(dtype); i++)
         part[i] = lanes_scale(dtype_get_lane_type(dtype), part[i], factor);
-    parts_canonicalize(dtype, part, vectors * dtype_count_parts(dtype));
+    parts_canonicalize_nans(dtype, part, vectors * dtype_count_parts(dtype));
     for (int i = 0; i < vectors; i++) part[i] = vector_pack_parts(dtype, part + i * dtype_count_parts(dtype));
     group_store(to, bytes, vectors, part, false);
 }

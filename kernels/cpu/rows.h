@@ -22,15 +22,15 @@ INLINE void row_load(tutti_dtype dtype, const char *from, vector *out)
         vector_unpack_parts(dtype, from + k * WIDTH, out + k * dtype_count_parts(dtype));
 }
 /* Replaces NaNs in a block by the canonical NaN. */
-INLINE void row_canonicalize(vector *part)
+INLINE void row_canonicalize_nans(vector *part)
 {
     if (__builtin_expect(!widened_any_nan(part, ROW_PARTS), 1)) return;
-    for (int p = 0; p < ROW_PARTS; p++) part[p] = lanes_canonicalize(TUTTI_FLOAT32, part[p]);
+    for (int p = 0; p < ROW_PARTS; p++) part[p] = lanes_canonicalize_nans(TUTTI_FLOAT32, part[p]);
 }
 /* Stores a block, rounded to the dtype, and replaces `part` by the rounded numbers. */
 INLINE void row_round(tutti_dtype dtype, char *to, vector *part)
 {
-    row_canonicalize(part);
+    row_canonicalize_nans(part);
     for (int k = 0; k < ROW_PARTS / dtype_count_parts(dtype); k++) {
         vector packed = vector_pack_parts(dtype, part + k * dtype_count_parts(dtype));
         vector_store(to + k * WIDTH, packed);
@@ -40,7 +40,7 @@ INLINE void row_round(tutti_dtype dtype, char *to, vector *part)
 /* Stores a block, rounded to the dtype. */
 INLINE void row_store(tutti_dtype dtype, char *to, vector *part)
 {
-    row_canonicalize(part);
+    row_canonicalize_nans(part);
     for (int k = 0; k < ROW_PARTS / dtype_count_parts(dtype); k++)
         vector_store(to + k * WIDTH, vector_pack_parts(dtype, part + k * dtype_count_parts(dtype)));
 }
@@ -55,7 +55,7 @@ INLINE float row_load_one(tutti_dtype dtype, const char *from)
 INLINE float row_store_one(tutti_dtype dtype, char *to, float number)
 {
     vector part[2] = { (vector)((lanes_f32){ number }), vector_all(0) };
-    parts_canonicalize(dtype, part, dtype_count_parts(dtype));
+    parts_canonicalize_nans(dtype, part, dtype_count_parts(dtype));
     vector packed = vector_pack_parts(dtype, part);
     vector_store_some(to, packed, row_element_bytes(dtype));
     return row_load_one(dtype, to);

@@ -29,5 +29,5 @@ tutti_mutant(test_orders zero/placement one_slice_is_enough "for (int i = 0; i <
 tutti_mutant(test_orders zero/placement uses_before_it_arrives "placed->gathers ? placement_await_gather(placement, unit) : TUTTI_OK;" "TUTTI_OK;\n    placed->gathers = false;")
 tutti_mutant(test_orders zero/gather closes_what_waits "if (!gathered->is_gathered && !gathered->gradients_due) TRY" "if (!gathered->is_gathered) TRY")
 tutti_mutant(test_orders zero/gather uses_before_it_is_whole "    gathered->has_ended = backward;\n    return gatherer_await_unit(gatherer, unit);" "    gathered->has_ended = backward;\n    return TUTTI_OK;")
-tutti_mutant(test_orders zero/zero starts_without_what_was_foreseen "    TRY(placement_begin_update(&zero->placement));\n" "")
+tutti_mutant(test_orders zero/zero starts_without_what_was_foreseen "    TRY(placement_close_units(&zero->placement));\n" "")
 tutti_mutant(test_orders zero/zero leaves_before_it_is_sent "    else if (!zero->failure && zero->placement.partition) placement_await_until(&zero->placement, until_ms);\n" "")
