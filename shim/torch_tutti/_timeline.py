@@ -12,7 +12,7 @@ from torch_tutti._arguments import PICTURES, picture, whole
 
 # The kinds of events, numbered as in include/tutti_zero.h.
 USED, ASKED, READY, SETTLED, STEPPED, UPDATED, SUMMED, GATHERED = range(8)
-# The rows of a rank in the picture.
+# The rows of a rank in the picture. SLICES has the gathers, which bring the slices of other ranks.
 PROGRAM, UPDATES, SUMS, SLICES = "program", "updates", "sums", "slices"
 _COLOURS = {"forward": "#9dc3e6", "backward": "#2e75b6", "wait": "#c00000", "step": "#ffd966", "update": "#70ad47",
             "sum": "#f4b183", "slices": "#b4a7d6", "other": "#e7e6e6"}
@@ -28,7 +28,7 @@ class Event(NamedTuple):
     bytes: int
 
 
-class Span(NamedTuple):
+class Bar(NamedTuple):
     """A bar of the picture. row: one of its rank's rows, such as PROGRAM. what: the key of its colour. name: the text
     of the bar. began, ended: ms."""
     row: str
@@ -52,14 +52,14 @@ class Step(NamedTuple):
     gathered: int
 
 
-# ---- from events to spans ----
-def spans_of(events: list[Event], units: list[str]) -> list[Span]:
+# ---- from events to bars ----
+def bars_of_rank(events: list[Event], units: list[str]) -> list[Bar]:
     """Returns the bars of a rank's events. units: the names of the units. The program's row has no gaps after its first
     event: between two events it computes."""
-    return [*_program_spans(events, units), *_background_spans(events, units)]
+    return [*_program_bars(events, units), *_background_bars(events, units)]
 
 
-def _program_spans(events: list[Event], units: list[str]) -> Iterator[Span]:
+def _program_bars(events: list[Event], units: list[str]) -> Iterator[Bar]:
     """Yields the bars in the row of the program: forward, backward, waits, steps."""
     # (what, name) of the bar that lasts from one event to the next
     last_end, computing = None, ("other", "other")
@@ -69,26 +69,27 @@ def _program_spans(events: list[Event], units: list[str]) -> Iterator[Span]:
         if event.kind == READY:
             computing = ("backward", f"backward {name}")
         if last_end is not None and event.began > last_end:
-            yield Span(PROGRAM, *computing, last_end, event.began)
+            yield Bar(PROGRAM, *computing, last_end, event.began)
         last_end = event.ended
         if event.kind == USED:
-            yield Span(PROGRAM, "wait", f"wait for {name}", event.began, event.ended)
+            yield Bar(PROGRAM, "wait", f"wait for {name}", event.began, event.ended)
             computing = ("forward", f"forward {name}")
         elif event.kind == ASKED:
-            yield Span(PROGRAM, "wait", f"wait for a buffer of {name}", event.began, event.ended)
+            yield Bar(PROGRAM, "wait", f"wait for a buffer of {name}", event.began, event.ended)
         elif event.kind != READY:
             is_settle = event.kind == SETTLED
-            yield Span(PROGRAM, *(("wait", "settle") if is_settle else ("step", "step")), event.began, event.ended)
+            yield Bar(PROGRAM, *(("wait", "settle") if is_settle else ("step", "step")), event.began, event.ended)
             computing = ("other", "other")
 
 
-def _background_spans(events: list[Event], units: list[str]) -> Iterator[Span]:
-    """Yields the bars in the rows of updates, sums and gathers, which run beside the program."""
+def _background_bars(events: list[Event], units: list[str]) -> Iterator[Bar]:
+    """Yields the bars of updates, of sums of gradients, and of gathers of parameters (in the row SLICES), which run
+    beside the program."""
     rows = {UPDATED: (UPDATES, "update"), SUMMED: (SUMS, "sum"), GATHERED: (SLICES, "slices")}
     for event in events:
         if event.kind in rows:
             row, what = rows[event.kind]
-            yield Span(row, what, f"{what} {units[event.unit]}", event.began, event.ended, event.bytes)
+            yield Bar(row, what, f"{what} {units[event.unit]}", event.began, event.ended, event.bytes)
 
 
 def steps_of(events: list[Event]) -> list[Step]:
@@ -122,14 +123,14 @@ def chrome(ranks: list[list[Event]], units: list[str], reports: list[dict[str, A
     trace_events: list[dict[str, Any]] = []
     for rank, events in enumerate(ranks):
         trace_events.append({"ph": "M", "name": "process_name", "pid": rank, "args": {"name": f"rank {rank}"}})
-        for span_number, span in enumerate(spans_of(events, units)):
-            common = {"pid": rank, "tid": span.row, "cat": span.what, "name": span.name, "args": {"bytes": span.bytes}}
-            began, ended = round(span.began * 1e3, 3), round(span.ended * 1e3, 3)
-            if span.row in (PROGRAM, UPDATES):
+        for bar_number, bar in enumerate(bars_of_rank(events, units)):
+            common = {"pid": rank, "tid": bar.row, "cat": bar.what, "name": bar.name, "args": {"bytes": bar.bytes}}
+            began, ended = round(bar.began * 1e3, 3), round(bar.ended * 1e3, 3)
+            if bar.row in (PROGRAM, UPDATES):
                 trace_events.append({**common, "ph": "X", "ts": began, "dur": round(ended - began, 3)})
             else:
-                trace_events += [{**common, "ph": "b", "id": span_number, "ts": began},
-                                 {**common, "ph": "e", "id": span_number, "ts": ended}]
+                trace_events += [{**common, "ph": "b", "id": bar_number, "ts": began},
+                                 {**common, "ph": "e", "id": bar_number, "ts": ended}]
     return {"traceEvents": trace_events, "displayTimeUnit": "ms",
             "tutti": {"version": 1, "units": units, "ranks": ranks, "reports": reports, "missed": missed}}
 
@@ -205,18 +206,19 @@ def draw(trace: Trace, path: str, steps: int) -> None:
     rows = [(rank, row) for rank in range(len(trace.ranks)) for row in (PROGRAM, UPDATES, SUMS, SLICES)]
     figure = Figure(figsize=(12, 1.2 + 0.35 * len(rows)), layout="constrained")
     axes = figure.add_subplot()
-    bars_of: dict[str, Any] = {}
+    # {what: one of its bars}, for the legend
+    drawn_bars: dict[str, Any] = {}
     for rank, events in enumerate(trace.ranks):
-        for span in spans_of(events, trace.units):
-            if span.ended < begin or span.began > end:
+        for bar in bars_of_rank(events, trace.units):
+            if bar.ended < begin or bar.began > end:
                 continue
-            bars = axes.broken_barh([(span.began - begin, span.ended - span.began)],
-                                    (rows.index((rank, span.row)) - 0.4, 0.8), facecolors=_COLOURS[span.what],
-                                    edgecolors="white", linewidth=0.3, alpha=1 if span.row == PROGRAM else 0.5)
-            bars_of.setdefault(span.what, bars)
+            drawn = axes.broken_barh([(bar.began - begin, bar.ended - bar.began)],
+                                     (rows.index((rank, bar.row)) - 0.4, 0.8), facecolors=_COLOURS[bar.what],
+                                     edgecolors="white", linewidth=0.3, alpha=1 if bar.row == PROGRAM else 0.5)
+            drawn_bars.setdefault(bar.what, drawn)
     axes.set(xlim=(0, end - begin), ylim=(len(rows) - 0.5, -0.5), yticks=range(len(rows)), xlabel="ms")
     axes.set_yticklabels([f"rank {rank} {row}" if row == PROGRAM else row for rank, row in rows], fontsize=8)
-    axes.legend(bars_of.values(), bars_of, loc="upper center", bbox_to_anchor=(0.5, 1.12), ncol=len(bars_of),
+    axes.legend(drawn_bars.values(), drawn_bars, loc="upper center", bbox_to_anchor=(0.5, 1.12), ncol=len(drawn_bars),
                 fontsize=8)
     figure.savefig(path, dpi=150)
 

@@ -32,8 +32,8 @@ def test_what_a_step_is_made_of():
 
 
 def test_the_program_is_always_doing_something():
-    program = [span for span in _timeline.spans_of(EVENTS, UNITS) if span.row == "program"]
-    assert [(span.name, span.began, span.ended) for span in program] == [
+    program = [bar for bar in _timeline.bars_of_rank(EVENTS, UNITS) if bar.row == "program"]
+    assert [(bar.name, bar.began, bar.ended) for bar in program] == [
         ("step", 0, 10), ("other", 10, 11), ("wait for model", 11, 14), ("forward model", 14, 16),
         ("wait for blocks.0", 16, 16.05), ("backward blocks.0", 16.05, 20), ("backward blocks.0", 20, 21),
         ("wait for a buffer of model", 21, 22), ("backward model", 22, 24), ("backward model", 24, 25),

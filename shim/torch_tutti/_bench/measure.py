@@ -125,8 +125,8 @@ Reference = tuple[Callable[[], object], Callable[[], object]]
 
 
 def memcpy(size: int, device: str) -> Reference:
-    """Returns (a copy of `size` bytes, a function that writes both buffers, the source last, so that caches hold
-    them)."""
+    """Returns (a function that copies `size` bytes, a function that writes both buffers before it, the source last, so
+    that caches hold them)."""
     source, target = (torch.zeros(size, dtype=torch.uint8, device=device) for _ in range(2))
     if device == "cpu":
         copy = partial(ctypes.memmove, target.data_ptr(), source.data_ptr())
@@ -137,22 +137,22 @@ def memcpy(size: int, device: str) -> Reference:
         """Writes both buffers, the source last."""
         target.fill_(1)
         source.fill_(1)
-        # wakes the code of the copy, which has been idle as well
+        # a backend was measured before: a short copy brings the code of the timed copy back into the caches
         copy(1)
     return partial(copy, size), touch
 
 
 def update(size: int, device: str) -> Reference:
-    """Returns (a pass that reads and writes `size` bytes in place, a function that writes them before it). An operation
-    that reads and writes each byte once cannot take less time than the pass."""
+    """Returns (a function that reads and writes `size` bytes in place by add_, a function that writes them before it).
+    An operation that reads and writes each byte once cannot take less time than this add_."""
     values = torch.zeros(size // 4, dtype=torch.float32, device=device)
-    first = values[:1]
+    first_number = values[:1]
 
     def touch() -> None:
         """Writes the buffer."""
         values.fill_(1)
-        # wakes the code of add_, which has been idle as well
-        first.add_(1)
+        # a backend was measured before: a short add_ brings the code of the timed add_ back into the caches
+        first_number.add_(1)
     return partial(values.add_, 1), touch
 
 

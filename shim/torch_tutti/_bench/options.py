@@ -120,8 +120,8 @@ def _add_output(parser: argparse.ArgumentParser) -> None:
 
 
 def add_parser(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
-    """Adds `bench` to the commands of `tutti`, and returns its parser. Its option `what` is a collective, all or
-    compare. commands: the subparsers of argparse."""
+    """Adds `bench` to the commands of `tutti`, and returns its parser. The parsed options have `what`, the chosen
+    subcommand: the name of a collective, "all" or "compare". commands: the subparsers of argparse."""
     bench = commands.add_parser("bench", help="measure collectives of any backend, or compare saved files",
                                 description="Measures collectives of torch.distributed; flags and columns are those of "
                                             "nccl-tests. Starts the ranks itself unless torchrun has done so.")

@@ -24,7 +24,8 @@ def _algorithm_names(text: str) -> list[str]:
 
 
 def add_parser(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
-    """Adds `model` to the commands of `tutti`, and returns its parser. The option `what` is the collective."""
+    """Adds `model` to the commands of `tutti`, and returns its parser. The parsed options have `what`, the name of the
+    collective. commands: the subparsers of argparse."""
     model = commands.add_parser(
         "model", help="show the predicted and measured times that algorithms are chosen by", allow_abbrev=False,
         description="Shows the machine parameters that a group chooses algorithms by, and the predicted and the "

@@ -20,9 +20,9 @@ SIZES = {"minbytes": 1 << 12, "maxbytes": 4 << 20, "stepfactor": 4}
 
 
 def link_through(times: list[tuple[int, float]], ranks: int) -> Link:
-    """Returns the link on which all-reduces of this many ranks would take the given times, (bytes, microseconds): an
-    all-reduce has 2 ⌈log₂ p⌉ messages, with 2 (p - 1) / p of its bytes. If no line fits, as on a busy machine, the
-    smallest size gives the latency and the largest the speed."""
+    """Returns the link on which all-reduces of `ranks` (2 or more) ranks p would take the given times: an all-reduce
+    has 2 ⌈log₂ p⌉ messages, with 2 (p - 1) / p of its bytes. times: (bytes, microseconds), smallest size first. If no
+    line fits them, as on a busy machine, the first gives the latency and the last the speed."""
     line = fit(times) or {"alpha_us": times[0][1], "beta_ns": 1e3 * times[-1][1] / times[-1][0]}
     return Link(2 * (ranks - 1) / ranks / (line["beta_ns"] * 1e-9), line["alpha_us"] * 1e-6 / (2 * rounds(ranks)))
 

@@ -49,21 +49,24 @@ def _take_over_gradients(ddp: DistributedDataParallel, optimizer: ZeroOptimizer)
 
     @contextlib.contextmanager
     def no_sync(_: DistributedDataParallel) -> Any:
+        """Replaces the wrapper's no_sync() by the optimizer's."""
         with optimizer.no_sync():
             yield
 
     def zero_grad(_: DistributedDataParallel, set_to_none: bool = True) -> None:
+        """Replaces the wrapper's zero_grad() by the optimizer's."""
         optimizer.zero_grad(set_to_none)
 
     def raise_unsupported(*_: Any, **__: Any) -> Any:
-        """Replaces the methods that need the wrapper's own gradients."""
+        """Raises NotImplementedError, in place of the methods that need the wrapper's own gradients."""
         raise NotImplementedError("zero.wrap_ddp: zero handles the gradients of this DistributedDataParallel; "
                                   "communication hooks, join() and static graphs are not supported")
 
     def set_buffer_sync(module: torch.nn.Module, *_: Any) -> None:
-        """A forward hook: the next forward synchronises buffers if this one was part of training outside no_sync(). The
-        wrapper's own forward() decides so too."""
-        if module is ddp:
+        """A forward hook. The next forward synchronises buffers if this one was part of training, outside no_sync().
+        DistributedDataParallel.forward() decides this by require_backward_grad_sync, which is False here, so this
+        hook corrects its decision."""
+        if module is ddp:               # a shallow copy of the wrapper shares this hook
             ddp.require_forward_param_sync = torch.is_grad_enabled() and not optimizer.holds
 
     def deepcopy_original(_: DistributedDataParallel, memo: Any) -> DistributedDataParallel:
@@ -80,4 +83,5 @@ def _take_over_gradients(ddp: DistributedDataParallel, optimizer: ZeroOptimizer)
         "__deepcopy__": MethodType(deepcopy_original, ddp), **dict.fromkeys(original_flags, False),
         **dict.fromkeys(("register_comm_hook", "join_hook", "join", "_set_static_graph"), raise_unsupported)}
     vars(ddp).update(replacements)
+    # in a deep copy or after unpickling, a Hook does nothing
     ddp.register_forward_hook(Hook(set_buffer_sync))
