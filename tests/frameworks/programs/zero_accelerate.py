@@ -13,8 +13,8 @@ from training import batch, loss_of, network, stochastic_descent
 import torch_tutti.zero.accelerate
 
 STEPS, SAVED_AT = 50, 30
-WAYS = {"DDP": None, "stage 0": {"stage": 0, "ahead": True}, "stage 1": {"stage": 1}, "stage 2": {"stage": 2},
-        "stage 3": {"stage": 3}, "sharded": {"stage": 3, "hosts": "sharded"}}
+WAYS = {"DDP": None, "stage 0": {"stage": 0, "ahead": True}, "stage 2": {"stage": 2}, "stage 3": {"stage": 3},
+        "sharded": {"stage": 3, "hosts": "sharded"}}
 
 
 def prepared(options):
