@@ -14,7 +14,9 @@ from torch_tutti.zero._clipping import clip_grad_norm_
 from torch_tutti.zero._ddp import wrap_ddp
 from torch_tutti.zero._deepspeed import from_deepspeed
 from torch_tutti.zero._optimizer import ZeroOptimizer
+from torch_tutti.zero._several import shard_several
 from torch_tutti.zero._shard import shard
 from torch_tutti.zero._sharded_optimizer import ShardedOptimizer, sharded
 
-__all__ = ["ShardedOptimizer", "ZeroOptimizer", "clip_grad_norm_", "from_deepspeed", "shard", "sharded", "wrap_ddp"]
+__all__ = ["ShardedOptimizer", "ZeroOptimizer", "clip_grad_norm_", "from_deepspeed", "shard", "shard_several", "sharded",
+           "wrap_ddp"]

@@ -29,6 +29,9 @@ def wrap_ddp(ddp: DistributedDataParallel, optimizer: torch.optim.Optimizer, *, 
     if not isinstance(ddp, DistributedDataParallel):
         raise ValueError(f"zero.wrap_ddp: a {type(ddp).__name__} is not a DistributedDataParallel; zero.shard takes "
                          "any model")
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise ValueError(f"zero.wrap_ddp: a {type(optimizer).__name__} is not an optimizer; for several optimizers use "
+                         "zero.shard_several with the wrapper's module")
     for feature, is_used in (("a communication hook", ddp._comm_hooks), ("mixed_precision", ddp.mixed_precision),
                              ("parameters that it ignores or delays", ddp.parameters_to_ignore
                               or ddp._delay_all_reduce_params)):

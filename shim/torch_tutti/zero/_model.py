@@ -53,9 +53,10 @@ class Settings(NamedTuple):
 
 def _zero_grad(module: nn.Module, set_to_none: bool = True) -> None:
     """Replaces zero_grad() of the sharded module: discards the gradients that the core has, too."""
-    manager = next((_managers[parameter]() for parameter in module.parameters() if parameter in _managers), None)
-    if manager is not None and manager.model is module:
-        manager.optimizer.zero_grad()
+    # several for a model with several optimizers
+    for manager in dict.fromkeys(_managers[parameter]() for parameter in module.parameters() if parameter in _managers):
+        if manager is not None and manager.model is module:
+            manager.optimizer.zero_grad()
     type(module).zero_grad(module, set_to_none)
 
 

@@ -71,6 +71,8 @@ class ZeroOptimizer(torch.optim.Optimizer):
     arrival_timeout: timedelta | None = ARRIVAL_TIMEOUT
     # why unshard() is refused, as "is in a …"
     shares_model = ""
+    # the model has other optimizers, too (zero.shard_several)
+    has_siblings = False
     # announces calls in a block of join(), or None
     uneven: UnevenData | None = None
 

@@ -75,6 +75,9 @@ def _leave_division(optimizer: ZeroOptimizer, call: str) -> tuple[torch.optim.Op
     an ordinary optimizer with the groups of the given one, and the residuals of compression by name. call: for error
     texts. Collective."""
     manager = optimizer._manager
+    if optimizer.has_siblings:
+        raise NotImplementedError(f"zero: {call} of a model with several optimizers; save model.state_dict() and the "
+                                  "state_dict() of each, and load them into new objects")
     if optimizer._gradients.are_shown:
         raise RuntimeError(f"zero: {call} between a backward pass and its step, whose gradients would be lost; take "
                            "the step first, or drop them with zero_grad()")
