@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn.parallel import DistributedDataParallel
 from training import same_on_all_ranks
-from zero_training import OPTIMIZERS, Network, fused, go_back, pair, refused, trained, values
+from zero_training import OPTIMIZERS, Network, go_back, pair, refused, trained, values
 
 from torch_tutti import zero
 
@@ -116,7 +116,7 @@ def run_unfrozen(world, name, options):
             parameter.requires_grad_(False)
         for parameter in (model.scale, *model.blocks[2].parameters()):
             parameter.requires_grad_(True)
-        optimizer = kind([p for p in model.parameters() if p.requires_grad], **settings, **fused(name))
+        optimizer = kind([p for p in model.parameters() if p.requires_grad], **settings)
         return model, optimizer
 
     def unfreeze(model, optimizer):

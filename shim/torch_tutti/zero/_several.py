@@ -6,8 +6,8 @@ from typing import Any, Iterable, Sequence
 import torch
 from torch import nn
 
-from torch_tutti._calls import tutti_group_of
 from torch_tutti.zero._ignored import check_replicas, find_ignored
+from torch_tutti.zero._mesh import group_of_ranks
 from torch_tutti.zero._optimizer import ZeroOptimizer
 from torch_tutti.zero._shard import shard
 
@@ -32,7 +32,7 @@ def shard_several(model: nn.Module, optimizers: Sequence[torch.optim.Optimizer],
             raise ValueError(f"zero.shard_several: parameter {name_of.get(parameter)} is in several optimizers")
         owned.add(parameter)
     left_out = find_ignored(model, ignored)
-    check_replicas(model, tutti_group_of("zero.shard_several", options.get("group")), left_out)
+    check_replicas(model, group_of_ranks("zero.shard_several", options.get("group")), left_out)
     found = []
     for optimizer, own in zip(optimizers, parameters_of):
         others = [p for parameters in parameters_of if parameters is not own for p in parameters if p in name_of]
