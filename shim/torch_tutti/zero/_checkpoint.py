@@ -117,7 +117,7 @@ class Checkpoint:
         """True if the optimizer keeps state values of this name whole, in shapes of its own, on one rank for each
         parameter (on all ranks in stage 0)."""
         return (self.optimizer._inner is not None and self.optimizer._pieces.is_whole
-                and name not in ("master", "lost"))
+                and name not in ("master", "lost", "gradient"))
 
     def _counts(self, number: int, name: str, elements: int) -> list[int]:
         """Returns how many elements of a state value each rank has, in the order of ranks. elements: of the value."""

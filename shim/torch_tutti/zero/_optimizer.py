@@ -92,7 +92,6 @@ class ZeroOptimizer(torch.optim.Optimizer):
         self._inner = None
         if self._rule == "none":
             finding = manager.finding
-            self._given = optimizer_like(given, self.param_groups)
             self._settings = [settings_of(group) for group in self.param_groups]
             self._pieces = (Pieces if finding.is_elementwise or self._core.placement == "whole" else WholeParameters)(
                 manager)
@@ -234,7 +233,7 @@ class ZeroOptimizer(torch.optim.Optimizer):
             raise ValueError("zero: optimizer.gradient() of a tensor that is no trained parameter of the model")
         self._manager.await_all(f"optimizer.gradient() of {self._manager.managed[number].name}")
         part = self._gradients.own_part(number)
-        return None if part is None else self._checkpoint._gather_whole(number, parameter.shape, part)
+        return None if part is None else self._checkpoint._gather_whole(number, "gradient", parameter.shape, part)
 
     def gradient_norms(self, norm_type: float = 2.0) -> dict[str, torch.Tensor]:
         """Returns the norm of the averaged gradient of each parameter, by name, equal on all ranks; 0 if no rank has a
@@ -363,10 +362,11 @@ class ZeroOptimizer(torch.optim.Optimizer):
         if any(group.get(name) != value for group, known in zip(settings, self._settings)
                for name, value in known.items()):
             self._settings = settings
-            finding = find_what_it_looks_at(self._given, "none", self._core.placement)
+            given = optimizer_like(self._bare, self.param_groups)
+            finding = find_what_it_looks_at(given, "none", self._core.placement)
             if finding != self._manager.finding:
                 raise ValueError(f"zero: the settings of the groups have changed, and with them "
-                                 f"{type(self._given).__name__} looks at other tensors than when the model was sharded "
+                                 f"{type(given).__name__} looks at other tensors than when the model was sharded "
                                  "(at whole ones, or at several); set them before zero.shard")
 
     # ---- checkpoints ----

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from torch_tutti.zero._optimizer import ZeroOptimizer
 
 # What a ZeroOptimizer has of its Manager, and gets anew when the model is divided anew.
-_OF_MANAGER = ("_manager", "_core", "_rule", "_gradients", "_checkpoint", "_inner", "_pieces", "_given", "_settings",
+_OF_MANAGER = ("_manager", "_core", "_rule", "_gradients", "_checkpoint", "_inner", "_pieces", "_settings",
                "_changed_options", "_local")
 
 
