@@ -185,6 +185,9 @@ def _run(trial: _Trial, changes: Options = {}, factor: float = 1.0, limit: float
     optimizer.defaults.update({name: value for name, value in changes.items() if name in optimizer.defaults})
     for step in range(_STEPS):
         gradients = [draw(value.shape) * (1 + step % 3) for value in first_values]
+        if step % 2:                    # as those of weights that a norm follows; AdamP looks for them
+            gradients = [_orthogonal(gradient, torch.cat([p.detach().reshape(-1) for p in each]).view(gradient.shape))
+                         for gradient, each in zip(gradients, parameters)]
         gradients[0] *= factor
         scale = 1 / max(1.0, math.hypot(*(float(gradient.norm()) for gradient in gradients)) / limit)
         for gradient, each in zip(gradients, parameters):
@@ -193,6 +196,13 @@ def _run(trial: _Trial, changes: Options = {}, factor: float = 1.0, limit: float
         step_without_hooks(optimizer)
     return [torch.cat([p.detach().reshape(-1) for p in each]) - value.reshape(-1)
             for value, each in zip(first_values, parameters)]
+
+
+def _orthogonal(gradient: Tensor, value: Tensor) -> Tensor:
+    """Returns the part of a gradient that is orthogonal to the value, in each row of a matrix."""
+    rows, values = (tensor.reshape(len(tensor) if tensor.dim() > 1 else 1, -1) for tensor in (gradient, value))
+    along = (rows * values).sum(1, keepdim=True) / (values * values).sum(1, keepdim=True)
+    return (rows - along * values).view(gradient.shape)
 
 
 def _are_equal(trial: _Trial, results: Iterable[Tensor], others: Iterable[Tensor]) -> bool:

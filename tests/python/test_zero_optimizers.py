@@ -233,6 +233,16 @@ class Together(torch.optim.SGD):
         super().step()
 
 
+class Projected(torch.optim.SGD):
+    """As AdamP, changes gradients that are orthogonal to their parameter."""
+
+    def step(self, closure=None):
+        for p in self.param_groups[0]["params"]:
+            if p.dim() > 1 and torch.cosine_similarity(p.flatten(), p.grad.flatten(), 0).abs() < 1e-3 / p.numel():
+                p.grad.mul_(0.9)
+        super().step()
+
+
 class Noisy(torch.optim.RMSprop):
     """Draws random numbers."""
 
@@ -267,6 +277,7 @@ def test_elementwise_optimizers_step_pieces(kind, options):
 
 def test_whole_tensors_are_found():
     assert found(Lars, weight_decay=0.0, lr=0.0) == (False, None)
+    assert found(Projected) == (False, None)
     assert found(Lamb) == (False, "max_grad_norm")
     assert found(Lamb, max_grad_norm=None) == (False, None)
     assert found(torch.optim.Adafactor, width=200) == (False, None)

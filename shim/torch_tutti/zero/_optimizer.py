@@ -164,7 +164,8 @@ class ZeroOptimizer(torch.optim.Optimizer):
         """True in a call of step() by which torch.distributed.checkpoint only creates the optimizer's state: it has set
         all gradients and learning rates to zero."""
         gradients = (p.grad for _, p, _ in self._manager.managed)
-        return (not any(float(group.get("lr", 1)) for group in self.param_groups)
+        rates = [group.get("lr") for group in self.param_groups]        # None: the optimizer chooses it
+        return (all(rate is not None and not float(rate) for rate in rates)
                 and all(not isinstance(gradient, (NoneType, DividedGradient)) and not gradient.any()
                         for gradient in gradients))
 

@@ -1,0 +1,15 @@
+"""Nine released optimizers that look at whole tensors, of torch, transformers and timm, under each stage of zero."""
+import pytest
+from launching import HOSTS, attempt, needs_frameworks
+
+pytestmark = [needs_frameworks, pytest.mark.skipif(HOSTS != 1, reason="one host has any number of ranks")]
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+def test_whole_optimizers_equal_ddp(ranks):
+    code, text = attempt("whole_optimizers.py", launcher=("-m", "torch.distributed.run", "--nproc-per-node", str(ranks),
+                                                          "--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0"))
+    assert code == 0, text
+    results = [line.split() for line in text.splitlines() if line.startswith("RESULT ")]
+    assert len(results) == 9 * 5
+    assert not [result for result in results if not float(result[-1]) < 2e-5], text
