@@ -14,7 +14,7 @@ from zero_training import Network, go_back, refused, step_rounded
 from torch_tutti import zero
 from torch_tutti._optimizer_trial import examine
 
-STEPS = 5
+STEPS = 4
 STAGES = ({"stage": 0}, {"stage": 1}, {"stage": 2}, {"stage": 3}, {"stage": 3, "hosts": "sharded"})
 
 
@@ -132,8 +132,8 @@ def run_beside(world, name, stages):
         same_on_all_ranks(world, mine)
 
 
-@pytest.mark.parametrize("size, name", [(1, "lamb"), (2, "lars"), (2, "muon"), (3, "adafactor"), (3, "lamb"),
-                                        (4, "muon"), (4, "adafactor")])
+@pytest.mark.parametrize("size, name", [(2, "lars"), (3, "adafactor"), (3, "lamb"), (4, "muon")])
+@pytest.mark.one_host("DistributedDataParallel sums in another order over hosts, and Muon rounds to bfloat16")
 def test_equals_ddp(shared, size, name):
     shared(size).run(run_beside, name, STAGES)
 
@@ -168,11 +168,8 @@ def run_states(world, name):
     train(world, judge, theirs, range(2), schedule=False)
     for options in (STAGES[4], STAGES[1], STAGES[0], {}):
         state, values = optimizer.state_dict(), getattr(model, "module", model).state_dict()
-        assert (world.rank == 0 or isinstance(optimizer, torch.optim.Optimizer)
-                and not isinstance(optimizer, zero.ZeroOptimizer) or optimizer.full_state_dict() == {}
-                ) if world.rank else True
-        if world.rank == 0 and isinstance(optimizer, zero.ZeroOptimizer):
-            optimizer.full_state_dict()
+        if isinstance(optimizer, zero.ZeroOptimizer):
+            assert bool(optimizer.full_state_dict()) == (world.rank == 0)
         model, optimizer = make(name, **options)
         getattr(model, "module", model).load_state_dict(values)
         optimizer.load_state_dict(state)
@@ -234,7 +231,7 @@ class Together(torch.optim.SGD):
 
 
 class Projected(torch.optim.SGD):
-    """As AdamP, changes gradients that are orthogonal to their parameter."""
+    """Changes gradients that are orthogonal to their parameter, as AdamP does."""
 
     def step(self, closure=None):
         for p in self.param_groups[0]["params"]:
