@@ -65,14 +65,14 @@ class Lamb(torch.optim.Optimizer):
 
 
 class Matrices(nn.Module):
-    """A model whose parameters are matrices; one is not used."""
+    """A model whose parameters are matrices; one is not used. Ranks have parts of most: a slice has 1024 elements."""
 
     def __init__(self):
         super().__init__()
         torch.manual_seed(8)
-        self.embed = nn.Embedding(48, 24)
-        self.layers = nn.ModuleList(nn.Linear(*sizes, bias=False) for sizes in ((24, 40), (40, 24), (3, 5)))
-        self.out = nn.Linear(24, 7, bias=False)
+        self.embed = nn.Embedding(48, 40)
+        self.layers = nn.ModuleList(nn.Linear(*sizes, bias=False) for sizes in ((40, 64), (64, 40), (3, 5)))
+        self.out = nn.Linear(40, 30, bias=False)
 
     def forward(self, ids):
         return self.out(self.layers[1](self.layers[0](self.embed(ids)).tanh()))
@@ -80,9 +80,9 @@ class Matrices(nn.Module):
 
 # {name: (model, optimizer, options)}
 CASES = {
-    "lars": (lambda: Network(12), Lars, {}),
-    "lamb": (lambda: Network(12), Lamb, {}),
-    "adafactor": (lambda: Network(12), torch.optim.Adafactor, {"lr": 0.05, "weight_decay": 0.1}),
+    "lars": (lambda: Network(36), Lars, {}),
+    "lamb": (lambda: Network(36), Lamb, {}),
+    "adafactor": (lambda: Network(36), torch.optim.Adafactor, {"lr": 0.05, "weight_decay": 0.1}),
     "muon": (Matrices, torch.optim.Muon, {"lr": 0.02, "momentum": 0.9}),
 }
 
