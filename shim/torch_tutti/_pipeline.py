@@ -159,7 +159,8 @@ class Pipeline:
         """Returns a runner that runs this pipeline on the modules of this rank by step() and eval(), for all schedules.
         Collective over the group. stages: a module for each stage of stages_of(), in this order, or a single module.
 
-        A module is called with tensors, and returns a tensor or a tuple of tensors; the last one may return any object
+        A module is called with tensors and with the keyword arguments that this rank gives to step() and eval(), and
+        returns a tensor or a tuple of tensors; the last one may return any object
         that loss_fn accepts. Shapes and types are found at run time, and may change. loss_fn(output, target) returns
         one number, the mean over the rows of a microbatch; or (sum, count), such as the sum of the losses of all tokens
         that are not padding, and their number. group: of tutti, with the ranks of the pipeline; None: the default

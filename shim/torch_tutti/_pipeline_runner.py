@@ -18,6 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch_tutti._calls import group_of, tutti_group_of
 from torch_tutti._extension import backend_of
 from torch_tutti._pipeline import Pipeline, Timing
+from torch_tutti._pipeline_keywords import cut_keywords, divided_tensors
 from torch_tutti._pipeline_messages import Messages
 from torch_tutti._pipeline_step import Batch, Share, Span, Step
 from torch_tutti._pipeline_sums import Totals, add_replicas, exchange, gradients_of_step
@@ -135,12 +136,14 @@ class Runner:
         return of_ranks
 
     # ---- for users ----
-    def step(self, *args: Tensor, target: Any = None, count: float | None = None) -> Tensor | None:
+    def step(self, *args: Tensor, target: Any = None, count: float | None = None, **keywords: Any) -> Tensor | None:
         """Runs a forward and a backward pass of a batch. Collective. args: the inputs of the first stage, used on its
         rank; target: of the loss, a tensor or a tuple of tensors, used on the rank of the last stage. Both are divided
         along dimension 0 into microbatches; the first ones may have one row more. count: the count of the batch, if
         loss_fn returns (sum, count) and the program knows it, used on the rank of the last stage: no gradient changes
-        at the end of the step.
+        at the end of the step. keywords: keyword arguments of this rank's stages, without gradients, such as masks.
+        Tensors in them, also in tuples, lists and dicts, are divided like args, but those with a first dimension of 1
+        or none, and other objects, are given to all microbatches.
 
         On the rank of the last stage returns the detached loss of the batch; None on others. It is the mean over
         microbatches weighted by their rows, or the sum of sums divided by the sum of counts. Gradients are added to
@@ -148,13 +151,13 @@ class Runner:
         process with the whole batch. Raises ValueError on all ranks if a rank's arguments are invalid. A later failure
         aborts the group and the replicas' group: a rank whose module or loss_fn fails raises its own error, the others
         AbortedError; if a rank dies, the others raise PeerError."""
-        return self._run(args, target, True, count)
+        return self._run(args, keywords, target, True, count)
 
-    def eval(self, *args: Tensor, target: Any = None) -> Any:
+    def eval(self, *args: Tensor, target: Any = None, **keywords: Any) -> Any:
         """Runs a forward pass without gradients. Collective. On the rank of the last stage returns the loss if there is
         a target, else the outputs of all microbatches, concatenated along dimension 0; on other ranks None. Modules
         stay in their mode (train or eval)."""
-        return self._run(args, target, False)
+        return self._run(args, keywords, target, False)
 
     def timing(self) -> Timing:
         """Returns the times of the last step on all ranks, in seconds, comparable to `Pipeline.time()`. Collective. On
@@ -165,11 +168,12 @@ class Runner:
         return Timing(max((end for of_rank in ends for end in of_rank), default=0.0), ends, busy, held)
 
     # ---- before anything is sent ----
-    def _mistake_in_call(self, args: Sequence[Any], target: Any, training: bool, count: Any) -> str | None:
+    def _mistake_in_call(self, args: Sequence[Any], keywords: dict[str, Any], target: Any, training: bool,
+                         count: Any) -> str | None:
         """Returns a text about the first problem of this rank's arguments to step() (training) or eval(), or None."""
         share, name = self._share, "step" if training else "eval"
         has_first, has_last = 0 in share.stages, share.last in share.stages
-        if has_first and not args:
+        if has_first and not args and not divided_tensors(keywords):
             return f"{name}() without arguments, but this rank has the first stage"
         if has_last and training and target is None:
             return "step() without a target, but this rank has the last stage"
@@ -182,15 +186,17 @@ class Runner:
         if has_last and count is not None and self._is_counted is False:
             return f"{name}() with a count, but loss_fn does not return (sum, count)"
         tensors = [*(args if has_first else ()), *(_flat(target) if has_last and target is not None else ())]
-        for tensor in tensors:
+        divided = divided_tensors(keywords)
+        for tensor in [*tensors, *divided]:
             if not isinstance(tensor, Tensor) or not tensor.dim():
                 kind = "a tensor without dimensions" if isinstance(tensor, Tensor) else f"a {type(tensor).__name__}"
                 return f"{name}() with {kind}, but tensors are divided along their first dimension"
             if tensor.requires_grad:
                 return f"{name}() with a tensor that requires gradients: they end at the first stage; detach it"
-        rows = sorted({len(tensor) for tensor in tensors})
+        rows = sorted({len(tensor) for tensor in [*tensors, *divided]})
         if len(rows) > 1:
-            return f"{name}() with tensors of {' and '.join(map(str, rows))} rows"
+            hint = "; a keyword argument for all rows needs a first dimension of 1" if divided else ""
+            return f"{name}() with tensors of {' and '.join(map(str, rows))} rows{hint}"
         if rows and rows[0] < self.pipeline.microbatches:
             return f"{name}() with {rows[0]} rows for {self.pipeline.microbatches} microbatches; each needs one or more"
         return None
@@ -215,18 +221,21 @@ class Runner:
         raise ValueError(f"pipeline: {'; '.join(texts)}")
 
     # ---- a step ----
-    def _run(self, args: Sequence[Any], target: Any, training: bool, loss_count: float | None = None) -> Any:
+    def _run(self, args: Sequence[Any], keywords: dict[str, Any], target: Any, training: bool,
+             loss_count: float | None = None) -> Any:
         """Does the work of step() (training) and eval(): compares the calls of all ranks, divides the batch into
         microbatches, and runs the actions of this rank. Aborts the group after a later error."""
         share, count = self._share, self.pipeline.microbatches
-        mistake = self._mistake_in_call(args, target, training, loss_count)
+        mistake = self._mistake_in_call(args, keywords, target, training, loss_count)
         has_first, has_last = 0 in share.stages, share.last in share.stages and target is not None
-        rows = (None if mistake is not None else len(args[0]) if has_first else
-                len(_flat(target)[0]) if has_last else None)
+        tensors = [*(args if has_first else ()), *(_flat(target) if has_last else ()), *divided_tensors(keywords)]
+        rows = len(tensors[0]) if mistake is None and tensors else None
         self._agree(mistake, training, rows)
-        batch = Batch(list(zip(*(tensor.tensor_split(count) for tensor in args))) if has_first else [],
+        arguments = [tensor.tensor_split(count) for tensor in args]
+        batch = Batch([tuple(parts[index] for parts in arguments) for index in range(count)] if has_first else [],
                       _cut(target, count) if has_last else [],
-                      [(rows // count + (index < rows % count)) / rows for index in range(count)] if rows else [])
+                      [(rows // count + (index < rows % count)) / rows for index in range(count)] if rows else [],
+                      cut_keywords(keywords, count))
         step = Step(share, self._actions, batch, training)
         try:
             with torch.set_grad_enabled(training):

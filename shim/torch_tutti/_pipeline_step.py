@@ -81,11 +81,12 @@ class Share:
 
 
 class Batch(NamedTuple):
-    """For each microbatch the arguments of the first stage, the target, and the weight of its loss. Lists are empty on
-    ranks that do not use them."""
+    """For each microbatch the arguments of the first stage, the target, the weight of its loss, and the keyword
+    arguments of all stages of this rank. Lists are empty on ranks that do not use them, but not `keywords`."""
     arguments: list[tuple[Tensor, ...]]
     targets: list[Any]
     weights: list[float]
+    keywords: list[dict[str, Any]]
 
 
 def tensors_of(stage: int, output: Any) -> list[Tensor]:
@@ -221,7 +222,9 @@ class Step:
     def _forward(self, action: Action, values: Sequence[Tensor]) -> Sequence[Tensor]:
         """Runs a stage on its inputs. Returns its outputs; an empty list for the last stage, which computes the loss or
         stores its outputs."""
-        output, box, root = self._share.stages[action.stage](*values), [], None
+        output = self._share.stages[action.stage](*values, **self._batch.keywords[action.microbatch])
+        box: list[Tensor] = []
+        root: Tensor | None = None
         outputs: list[Tensor] = []
         if action.stage < self._share.last:
             outputs = tensors_of(action.stage, output)
