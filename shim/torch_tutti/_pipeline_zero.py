@@ -47,20 +47,20 @@ class ShardedStages:
             for number in sorted(numbers, reverse=True):
                 parameter = manager.managed[number].parameter
                 make_room([parameter])
-                if factor != 1.0:
-                    _multiply(manager, number, factor)
-                # one more pass, which adds 0
-                torch.autograd.backward([parameter], [parameter.new_zeros(()).expand_as(parameter)])
+                if parameter.requires_grad and _multiply(manager, number, factor):
+                    # one more pass, which adds 0
+                    torch.autograd.backward([parameter], [parameter.new_zeros(()).expand_as(parameter)])
 
 
-def _multiply(manager: Any, number: int, factor: float) -> None:
-    """Multiplies what zero has of a gradient, and what is in `grad`."""
+def _multiply(manager: Any, number: int, factor: float) -> bool:
+    """Multiplies what zero has of a gradient, and what is in `grad`. Returns False if there is no gradient."""
     parameter = manager.managed[number].parameter
     buffer, has_gradient = manager.core.gradient(number)
-    if has_gradient:
+    if has_gradient and factor != 1.0:
         buffer.mul_(factor)
-    if parameter.grad is not None:
+    if parameter.grad is not None and factor != 1.0:
         parameter.grad.mul_(factor)
+    return has_gradient or parameter.grad is not None
 
 
 def make_room(parameters: Iterable[nn.Parameter]) -> None:
