@@ -81,3 +81,18 @@ def test_lightning_goes_on_without_zero(fitted):
 def test_lightning_takes_one_optimizer(fitted):
     assert "NotImplementedError: zero.lightning.ZeroStrategy: configure_optimizers() gives 2" in fitted[0][
         "two optimizers"]
+
+
+@pytest.fixture(scope="module")
+def scripted(tmp_path_factory):
+    return outcomes("zero_deepspeed.py", "tutti", tmp_path_factory.mktemp("zero_deepspeed"))
+
+
+@pytest.mark.parametrize("case, stage, error", [*(("SGD", stage, 0) for stage in range(4)),
+                                                ("Adam, clipped", 2, 1e-5), ("bf16", 3, 1e-3)])
+def test_deepspeed_script(scripted, case, stage, error):
+    """The losses of DeepSpeed itself; and to the bit after loading a checkpoint."""
+    for result in scripted:
+        mine = result[f"{case}, stage {stage}"]
+        close(mine, result[case], error)
+        same(result[f"{case}, stage {stage} resumed"], mine[50:])
