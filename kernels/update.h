@@ -55,7 +55,7 @@ static inline uint16_t float16_from_float(float number)
 
 /* ---- steps ---- */
 enum update_rule { UPDATE_SGD, UPDATE_ADAM, UPDATE_ADAMW, UPDATE_RULES };
-/* Computes the square roots of `count` numbers; `to` may be `from`. The form is that of vmsSqrt of Intel's MKL, in which
+/* Computes the square roots of `count` numbers; `to` may be `from`. The form is that of vmsSqrt of Intel's MKL, whose
    `mode` selects the accuracy. */
 typedef void square_roots_function(int count, const float *from, float *to, int64_t mode);
 /* The factors of one step, the same for all elements. The caller computes them in float64, then rounds. */

@@ -127,7 +127,8 @@ static void optimizer_update_piece(const struct optimizer *optimizer, int unit, 
     const struct unit_partition *u = &optimizer->partition->unit[unit];
     const struct optimizer_state *s = &optimizer->state[unit];
     size_t from = piece->from;
-    struct update_arrays a = { .value = (float *)s->value + from, .gradient = (const char *)gradient + from * u->element };
+    struct update_arrays a = { .value = (float *)s->value + from,
+        .gradient = (const char *)gradient + from * u->element };
     if (s->first) a.first = s->first + from;
     if (s->second) a.second = s->second + from;
     if (unit_has_value_copy(u)) a.narrow = (uint16_t *)s->slice + from;

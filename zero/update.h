@@ -14,7 +14,7 @@ struct optimizer_state {
 struct optimizer {
     const struct partition *partition;
     tutti_zero_rule rule;
-    /* As in tutti_zero_config. */
+    /* These are those of the tutti_zero_config. */
     tutti_square_roots *square_roots;
     int64_t square_roots_mode;
     struct optimizer_state *state;                      /* [units], owned */

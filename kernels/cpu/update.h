@@ -56,8 +56,7 @@ INLINE void update_adam(const struct update_arrays *a, size_t count, const struc
     float *restrict value = a->value, *restrict first = a->first, *restrict second = a->second;
     uint16_t *restrict narrow = a->narrow;
     for (size_t i = 0; i < count; i++) {
-        float g = number_load_float(a->gradient, i, dtype) * f.scale, old = value[i], m = first[i],
-              v = second[i];
+        float g = number_load_float(a->gradient, i, dtype) * f.scale, old = value[i], m = first[i], v = second[i];
         adam_update_moments(&f, is_adamw ? g : fmaf(old, f.decay, g), &m, &v);
         float new = adam_update_value(&f, is_adamw ? old * f.decay : old, m, sqrtf(v));
         first[i] = m;

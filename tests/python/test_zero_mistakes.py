@@ -18,7 +18,8 @@ def run_refusals(world):
     refused(ValueError, "stage 4; it must be 0, 1, 2 or 3", lambda: zero.shard(model, adam, stage=4))
     refused(NotImplementedError, "stage 0 does not compress", lambda: zero.shard(model, adam, stage=0,
                                                                                 compression="int8"))
-    refused(ValueError, "precision='fp8'; it must be 'bf16', 'fp16' or None", lambda: zero.shard(model, adam, precision="fp8"))
+    refused(ValueError, "precision='fp8'; it must be 'bf16', 'fp16' or None",
+            lambda: zero.shard(model, adam, precision="fp8"))
     refused(ValueError, "hosts='replicated' with stage 3", lambda: zero.shard(model, adam, hosts="replicated"))
     refused(ValueError, "no tutti backend for CPU tensors .its backend is gloo",
             lambda: zero.shard(model, adam, group=world.gloo))

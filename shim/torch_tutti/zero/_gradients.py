@@ -176,8 +176,8 @@ class Gradients:
         dist.all_reduce(found_inf, dist.ReduceOp.MAX, self.group)
 
     def norm(self, number: int, kind: float = 2.0) -> torch.Tensor:
-        """Returns a norm of a gradient, float32 or float64, equal on all ranks. kind: the p of the p-norm. Collective if a
-        gradient has changed since the last norm of this kind: then it computes the norms of all gradients."""
+        """Returns a norm of a gradient, float32 or float64, equal on all ranks. kind: the p of the p-norm. Collective
+        if a gradient has changed since the last norm of this kind: then it computes the norms of all gradients."""
         if number not in self.norms.get(kind, {}):
             self.norms[kind] = dict(enumerate(self._compute_norms(kind)))
         return self.norms[kind][number] * (abs(self.scale) if kind else 1.0)

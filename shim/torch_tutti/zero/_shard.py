@@ -73,7 +73,7 @@ def shard(model: nn.Module, optimizer: torch.optim.Optimizer, *, stage: int = 3,
     assignment to `.data`) or changed in place, except by rank 0 in a `with optimizer.edit():` block; the next step
     raises an error. After backward() `grad` has no memory: it can be clipped, scaled and asked for its norm, by all
     ranks together. Buffers start as rank 0's, and are each rank's own afterwards. AdamW, Adam and SGD run in C unless
-    a parameter is float64, bit-identical to torch's fused optimizers. Any other optimizer is tried on small tensors: if
+    a parameter is float64, bit-identical to torch's optimizers. Any other optimizer is tried on small tensors: if
     it treats all elements alike it runs on flat parts, otherwise on whole parameters, each on one rank.
     NotImplementedError, unless stage is 0, if it looks at several parameters together.
     """

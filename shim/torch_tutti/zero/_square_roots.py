@@ -1,5 +1,5 @@
-"""The square roots of torch's default optimizers. With MKL, torch.sqrt is not correctly rounded, and the bits of Adam and
-AdamW without fused=True depend on it."""
+"""The square roots of torch's default optimizers. With MKL, torch.sqrt is not correctly rounded, and the bits of Adam
+and AdamW without fused=True depend on it."""
 from __future__ import annotations
 
 import ctypes

@@ -53,6 +53,8 @@ static void wrong_arguments(struct rank *me)
     REFUSES("unknown collective \"allreduse\", did you mean \"allreduce\"?");
     REQUIRE(tutti_comm_set_timeout(c, 0) == TUTTI_INVALID_ARGUMENT);
     REFUSES("it must be at least 1");
+    REQUIRE(tutti_comm_set_name(c, NULL) == TUTTI_INVALID_ARGUMENT);
+    REFUSES("the name is NULL");
     tutti_request labelled = { .struct_size = sizeof labelled, .label = 1, .factor = 1, .blocking = true };
     REQUIRE(tutti_send(one, 1, TUTTI_FLOAT32, 1 - me->rank, 0, c, &labelled) == TUTTI_INVALID_ARGUMENT);
     REFUSES("a send, a receive, a premul_sum and a norm cannot have a label");
