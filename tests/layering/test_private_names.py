@@ -16,6 +16,8 @@ PRIVATE = {
     # autograd: which gradients a backward pass accumulates, and in which pass a tensor is
     "_backward_hooks", "_post_accumulate_grad_hooks", "_will_engine_execute_node", "_current_graph_task_id",
     "_functorch", "_current_level", "_version", "_unsafe_view",
+    # and its end
+    "_execution_engine",
     # the norms of a list of gradients, and what GradScaler does with it
     "_foreach_norm", "_amp_foreach_non_finite_check_and_unscale_",
     # the hooks of an optimizer's steps, and what schedulers ask whether there was a step

@@ -146,7 +146,8 @@ def run_refusals(world):
             lambda: zero.sharded(parameters, torch.optim.LBFGS))
     refused(NotImplementedError, "a step of NormOfAll changes a parameter in a way that depends on the other",
             lambda: zero.sharded(parameters, NormOfAll, lr=0.1))
-    refused(TypeError, "it must be a class of optimizers", lambda: zero.sharded(parameters, torch.optim.SGD(parameters)))
+    refused(TypeError, "it must be a class of optimizers",
+            lambda: zero.sharded(parameters, torch.optim.SGD(parameters)))
     refused(ValueError, r"rank 0 has parameter 2 of torch.float32 \(50, 10\), rank 1 has no more",
             lambda: zero.sharded(parameters[:8 - 6 * world.rank], torch.optim.SGD))
     refused(ValueError, "on the meta device; give it memory",

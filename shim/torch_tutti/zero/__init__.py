@@ -11,6 +11,7 @@ rank, or are divided among the ranks.
 The modules accelerate, lightning and transformers are for programs of these frameworks, and import them.
 """
 from torch_tutti.zero._clipping import clip_grad_norm_
+from torch_tutti.zero._contexts import edit, no_sync, whole
 from torch_tutti.zero._ddp import wrap_ddp
 from torch_tutti.zero._deepspeed import from_deepspeed
 from torch_tutti.zero._optimizer import ZeroOptimizer
@@ -18,5 +19,5 @@ from torch_tutti.zero._several import shard_several
 from torch_tutti.zero._shard import shard
 from torch_tutti.zero._sharded_optimizer import ShardedOptimizer, sharded
 
-__all__ = ["ShardedOptimizer", "ZeroOptimizer", "clip_grad_norm_", "from_deepspeed", "shard", "shard_several", "sharded",
-           "wrap_ddp"]
+__all__ = ["ShardedOptimizer", "ZeroOptimizer", "clip_grad_norm_", "edit", "from_deepspeed", "no_sync", "shard",
+           "shard_several", "sharded", "whole", "wrap_ddp"]

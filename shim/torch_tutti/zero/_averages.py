@@ -16,8 +16,8 @@ _BROADCASTS = 8
 
 
 def divide_into_buckets(tensors: Iterable[torch.Tensor]) -> list[list[torch.Tensor]]:
-    """Divides tensors, in their order, into lists of one dtype and device each, of at most BUCKET_BYTES. A larger tensor
-    is alone; those without elements are left out."""
+    """Divides tensors, in their order, into lists of one dtype and device each, of at most BUCKET_BYTES. A larger
+    tensor is alone; those without elements are left out."""
     open_buckets: dict[Any, list[torch.Tensor]] = {}
     room: dict[Any, int] = {}
     found = []
@@ -40,16 +40,16 @@ def _split_flat(flat: torch.Tensor, bucket: Sequence[torch.Tensor]) -> list[torc
 
 
 def check_same_tensors(call: str, tensors: dict[str, torch.Tensor], group: dist.ProcessGroup) -> None:
-    """Raises ValueError on all ranks if they have other names, dtypes or shapes of tensors, or if a tensor is on the meta
-    device. call: the beginning of the error's text. Collective."""
+    """Raises ValueError on all ranks if they have other names, dtypes or shapes of tensors, or if a tensor is on the
+    meta device. call: the beginning of the error's text. Collective."""
     own = [f"{name} of {tensor.dtype} {tuple(tensor.shape)}" for name, tensor in tensors.items()]
     of_ranks: list[Any] = [None] * dist.get_world_size(group)
     dist.all_gather_object(of_ranks, own, group)
     for rank, others in enumerate(of_ranks):
         for first, other in itertools.zip_longest(of_ranks[0], others, fillvalue="no more"):
             if first != other:
-                raise ValueError(f"{call}: rank 0 has {first}, rank {rank} has {other}; all ranks must pass the same in "
-                                 "the same order")
+                raise ValueError(f"{call}: rank 0 has {first}, rank {rank} has {other}; all ranks must pass the same "
+                                 "in the same order")
     for name, tensor in tensors.items():
         if tensor.is_meta:
             raise ValueError(f"{call}: {name} is on the meta device; give it memory first, for example by "
@@ -80,7 +80,7 @@ def broadcast_values(tensors_of: Sequence[Sequence[torch.Tensor]], group: dist.P
 
 
 class Average(NamedTuple):
-    """The average of the gradients of a bucket of parameters, which is under way. flat: holds it when `work` is over."""
+    """The average of the gradients of a bucket of parameters, which is under way. flat: holds it when work is over."""
     bucket: list[torch.Tensor]
     flat: torch.Tensor
     work: Any

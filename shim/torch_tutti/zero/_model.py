@@ -71,7 +71,7 @@ class Manager:
                  group: dist.ProcessGroup, settings: Settings) -> None:
         """Creates the core and moves the parameters into it. modules: those that are units, without the model.
         Collective."""
-        self.model, self.group, self.ahead = model, group, settings.ahead
+        self.model, self.group = model, group
         self.dtype, self.ignored = settings.dtype, settings.ignored
         self.settings, self.given_units = settings, modules
         self.steps = 0                  # steps taken
@@ -95,6 +95,8 @@ class Manager:
             raise NotImplementedError(f"zero.shard: state_directory= needs an optimizer that runs in C (AdamW, Adam, "
                                       f"SGD), but a {type(optimizer).__name__} with these settings runs in Python and "
                                       "has its state in memory")
+        # an optimizer in Python steps on the thread that calls step()
+        self.ahead = settings.ahead and self.rule != "none"
         self.finding = find_what_it_looks_at(optimizer, self.rule, settings.placement)
         self.square_roots = square_roots_of(self.rule, optimizer.param_groups) or ROUNDED
         self.core = self._create_core(parameters, dtypes, len(optimizer.param_groups), settings)

@@ -19,7 +19,7 @@ from torch_tutti._optimizer_trial import (HOOKS_OF_STEPS, Finding, examine, opti
 from torch_tutti.zero._arrival import ARRIVAL_TIMEOUT
 from torch_tutti.zero._checkpoint import Checkpoint, ShardedState
 from torch_tutti.zero._clipping import clip_grad_norm_
-from torch_tutti.zero._core import Rates
+from torch_tutti.zero._core import Piece, Rates
 from torch_tutti.zero._gradients import DividedGradient
 from torch_tutti.zero._join import UnevenData, join
 from torch_tutti.zero._local import LocalParameters
@@ -54,9 +54,22 @@ def rule_of(optimizer_class: type[torch.optim.Optimizer], groups: list[dict[str,
     return "none"
 
 
+class NoOptimizer(torch.optim.Optimizer):
+    """Stands for the optimizer of a model until the program makes one."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__(model.parameters(), {})
+
+    def step(self, closure: Any = None) -> None:
+        """Raises RuntimeError."""
+        raise RuntimeError("zero: the model has no optimizer yet; make one over its parameters, and call its step()")
+
+
 def find_what_it_looks_at(given: torch.optim.Optimizer, rule: str, placement: str) -> Finding:
     """Returns what the given optimizer looks at. Raises NotImplementedError if it cannot step the parts that a rank has
     with this placement."""
+    if isinstance(given, NoOptimizer):
+        return Finding(is_elementwise=True)
     refuse_known(given, "zero")
     if rule != "none" or placement == "whole":
         return Finding(is_elementwise=rule != "none")
@@ -335,7 +348,7 @@ class ZeroOptimizer(torch.optim.Optimizer):
         self._inner_updates += any(self._core.piece(number).used for number in range(len(self._manager.managed)))
         scale = self._clip_scale()
         self._core.claim()
-        self._pieces.begin_step(scale)
+        self._pieces.begin_step(scale, self._piece)
         for inner_group, group in zip(self._inner.param_groups, self.param_groups):
             parameters = inner_group["params"]
             inner_group.clear()
@@ -347,6 +360,10 @@ class ZeroOptimizer(torch.optim.Optimizer):
                           if name not in ("params", *self._changed_options)})
         self._pieces.end_step()
         self._core.publish()
+
+    def _piece(self, number: int) -> Piece:
+        """Returns this rank's piece of a parameter, with the averaged gradient for the step."""
+        return self._core.piece(number)
 
     def _clip_scale(self) -> float:
         """Returns the factor for the gradients of this step: with the clip that the optimizer has as an option, which

@@ -2,12 +2,13 @@
 parameters, of which each has one rank as its owner."""
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Callable
 
 import torch
 import torch.distributed as dist
 
 if TYPE_CHECKING:
+    from torch_tutti.zero._core import Piece
     from torch_tutti.zero._model import Manager
 
 
@@ -25,11 +26,11 @@ class Pieces:
             if value.numel():
                 self.parameters[number] = torch.nn.Parameter(entry.shaped(value) if self.is_whole else value)
 
-    def begin_step(self, scale: float) -> None:
+    def begin_step(self, scale: float, piece_of: Callable[[int], Piece]) -> None:
         """Sets the gradients of the pieces to the averages times `scale`; None without a gradient on any
         rank."""
         for number, parameter in self.parameters.items():
-            piece = self.core.piece(number)
+            piece = piece_of(number)
             gradient = piece.gradient if piece.used else None
             parameter.grad = None
             if gradient is not None:
@@ -72,12 +73,12 @@ class WholeParameters(Pieces):
             parameter.grad = None
             parameter.untyped_storage().resize_(0)
 
-    def begin_step(self, scale: float) -> None:
+    def begin_step(self, scale: float, piece_of: Callable[[int], Piece]) -> None:
         """Collects values and gradients on their owners. Collective."""
         for parameter in self.parameters.values():
             parameter.untyped_storage().resize_(parameter.numel() * parameter.itemsize)
         for numbers in self.units:
-            pieces = {number: self.core.piece(number) for number in numbers}
+            pieces = {number: piece_of(number) for number in numbers}
             for number, value in self._values(numbers, [pieces[number].value for number in numbers]).items():
                 self.parameters[number].copy_(self.managed[number].shaped(value))
             # a gradient is missing on all ranks, or on none; empty pieces have none

@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 import os
-from typing import Callable, Iterable
+from typing import Any, Callable, Iterable
 
 import torch
 import torch.distributed as dist
@@ -10,8 +10,11 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.parallel import DistributedDataParallel
 
+from torch_tutti._calls import group_of
 from torch_tutti.compression import Compression
+from torch_tutti.zero._data_parallel import average_model
 from torch_tutti.zero._ignored import check_replicas, find_ignored
+from torch_tutti.zero._late_optimizer import NoOptimizer, await_optimizer
 from torch_tutti.zero._mesh import group_of_ranks
 from torch_tutti.zero._model import Manager, Settings
 from torch_tutti.zero._modules import find_units
@@ -23,14 +26,18 @@ _PRECISIONS = {None: None, "bf16": torch.bfloat16, "fp16": torch.float16}
 UNLIMITED_BUFFERS = 1 << 20
 
 
-def shard(model: nn.Module, optimizer: torch.optim.Optimizer, *, stage: int = 3, hosts: str | None = None,
+def shard(model: nn.Module, optimizer: torch.optim.Optimizer | None = None, *, stage: int = 3, hosts: str | None = None,
           units: Iterable[nn.Module] | None = None, group: dist.ProcessGroup | DeviceMesh | None = None,
           buffers: int = 2, ahead: bool = False, prefetch: int = 1, reshard: bool = True,
           precision: str | None = None, compression: str | Compression | None = None,
           state_directory: str | os.PathLike[str] | None = None, init: Callable[[nn.Module], None] | None = None,
-          ignored: Iterable[nn.Module | nn.Parameter] = ()) -> tuple[nn.Module, ZeroOptimizer]:
+          ignored: Iterable[nn.Module | nn.Parameter] = (), gradients: str = "shards") -> Any:
     """Lets the ranks of a group train the model together. Returns the model, and the optimizer that replaces the given
-    one. Collective: all ranks start with rank 0's parameters and buffers.
+    one, a ZeroOptimizer. Collective: all ranks start with rank 0's parameters and buffers.
+
+    Without an optimizer it returns only the model, whose optimizer is then the first one over its parameters that takes
+    a step. With stage 0 any may, in any dtype and group. gradients, without an optimizer: "whole" leaves whole averaged
+    gradients in `grad` on each rank, as stage 0 always does. zero.no_sync, whole and edit take the model.
 
     stage: 0 divides nothing, like DistributedDataParallel; 1 divides the optimizer state among the ranks; 2 also the
     gradients; 3 also the parameters. hosts: the placement of parameters in stage 3. "shared": the ranks of a host map
@@ -77,25 +84,36 @@ def shard(model: nn.Module, optimizer: torch.optim.Optimizer, *, stage: int = 3,
     it treats all elements alike it runs on flat parts, otherwise on whole parameters, each on one rank.
     NotImplementedError, unless stage is 0, if it looks at several parameters together.
     """
+    placement = _placement_of(stage, hosts)
+    _check_arguments(model, optimizer, gradients, placement, precision, compression)
+    if optimizer is None and stage == 0:
+        return average_model(model, group_of("zero.shard", group), units, precision, init)
+    settings = Settings(stage, placement, stage == 3 and hosts is None, UNLIMITED_BUFFERS if stage == 1 else buffers,
+                        ahead, prefetch, reshard, init, _PRECISIONS[precision], compression,
+                        find_ignored(model, ignored), state_directory)
+    ranks = group_of_ranks("zero.shard", group)
+    check_replicas(model, ranks, settings.ignored)
+    manager = Manager(model, optimizer or NoOptimizer(model), find_units(model, units), ranks, settings)
+    return (model, manager.optimizer) if optimizer else await_optimizer(manager, gradients == "whole")
+
+
+def _check_arguments(model: nn.Module, optimizer: torch.optim.Optimizer | None, gradients: str, placement: str,
+                     precision: str | None, compression: str | Compression | None) -> None:
+    """Raises ValueError for a model or an optimizer of another kind and for invalid arguments. Raises
+    NotImplementedError for those that the placement does not have."""
     if isinstance(model, DistributedDataParallel):
         raise ValueError("zero.shard: the model is a DistributedDataParallel, which sums gradients itself; pass its "
                          "module, or use zero.wrap_ddp")
     if isinstance(optimizer, ShardedOptimizer):
         raise ValueError("zero.shard: the optimizer is of zero.sharded, which already divides its state; pass one of "
                          "torch's")
-    placement = _placement_of(stage, hosts)
+    if gradients not in ("shards", "whole") or (gradients == "whole" and optimizer is not None):
+        raise ValueError(f"zero.shard: gradients={gradients!r}; it must be 'shards', or 'whole' without an optimizer")
     if placement == "whole" and compression is not None:
         raise NotImplementedError("zero.shard: stage 0 does not compress gradients; DistributedDataParallel does with "
                                   "torch_tutti.compression.compress, and so do stages 1 to 3")
     if precision not in _PRECISIONS:
         raise ValueError(f"zero.shard: precision={precision!r}; it must be 'bf16', 'fp16' or None")
-    settings = Settings(stage, placement, stage == 3 and hosts is None, UNLIMITED_BUFFERS if stage == 1 else buffers,
-                        ahead, prefetch, reshard, init, _PRECISIONS[precision], compression,
-                        find_ignored(model, ignored), state_directory)
-    ranks = group_of_ranks("zero.shard", group)
-    check_replicas(model, ranks, settings.ignored)
-    manager = Manager(model, optimizer, find_units(model, units), ranks, settings)
-    return model, manager.optimizer
 
 
 def _placement_of(stage: int, hosts: str | None) -> str:

@@ -42,7 +42,7 @@ def sharded(params: Iterable[Any], optimizer_class: type[torch.optim.Optimizer],
 
 
 class Ownership:
-    """Which rank of a group owns each parameter of an optimizer."""
+    """The owner of each parameter of an optimizer, which is a rank of a group."""
 
     def __init__(self, group: dist.ProcessGroup) -> None:
         self.group, self.rank, self.ranks = group, dist.get_rank(group), dist.get_world_size(group)

@@ -1,0 +1,114 @@
+"""Stage 0 without an optimizer: the ranks average the gradients of a model while the backward pass runs, and leave them
+in `grad`."""
+from __future__ import annotations
+
+import contextlib
+import functools
+import weakref
+from typing import Any, Iterator
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.autograd import Variable
+
+from torch_tutti.zero._averages import (Average, broadcast_values, check_same_tensors, divide_into_buckets,
+                                        finish_averages, start_average)
+
+# {model: the GradientAverages of its parameters}
+_averages_of: weakref.WeakKeyDictionary[nn.Module, GradientAverages] = weakref.WeakKeyDictionary()
+
+
+def average_model(model: nn.Module, group: dist.ProcessGroup, *unsupported: Any) -> nn.Module:
+    """Makes each backward pass of the model average the gradients over the ranks of a group of any backend. Returns the
+    model. unsupported: options of zero.shard, which must be None. Collective: all ranks get rank 0's parameters and
+    buffers."""
+    if any(option is not None for option in unsupported):
+        raise NotImplementedError("zero.shard: stage 0 without an optimizer has no units, precision and init; pass the "
+                                  "optimizer")
+    if model in _averages_of:
+        raise ValueError("zero.shard: the model is already sharded; a model can be sharded once")
+    tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    check_same_tensors("zero.shard", tensors, group)
+    broadcast_values([list(tensors.values())], group)
+    _averages_of[model] = GradientAverages(model, group)
+    return model
+
+
+def averages_of_model(model: nn.Module) -> GradientAverages | None:
+    """Returns what averages the gradients of a model, or None."""
+    return _averages_of.get(model)
+
+
+class GradientAverages:
+    """Averages the gradients of a model's trained parameters. A bucket is sent as soon as the backward pass has
+    accumulated all its gradients, in the same order on all ranks; the rest at the end of the pass."""
+
+    def __init__(self, model: nn.Module, group: dist.ProcessGroup) -> None:
+        """Installs the hooks of the parameters."""
+        self.group, self.is_averaging = group, True
+        self.model = weakref.ref(model)
+        trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        if not trained:
+            raise ValueError("zero.shard: the model has no parameter with requires_grad")
+        # gradients appear about in this order
+        self.buckets = divide_into_buckets(reversed(trained))
+        self.bucket_of = {p: number for number, bucket in enumerate(self.buckets) for p in bucket}
+        self.running_pass = -1                          # the number of the backward pass that self.started belongs to
+        self.started: list[Average] = []
+        self.missing: list[int] = []                    # for each bucket, the gradients that it waits for
+        for parameter in trained:
+            parameter.register_post_accumulate_grad_hook(functools.partial(_on_gradient, weakref.ref(self)))
+
+    @contextlib.contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """In this context gradients stay on their rank."""
+        was_averaging, self.is_averaging = self.is_averaging, False
+        try:
+            yield
+        finally:
+            self.is_averaging = was_averaging
+
+    def whole(self) -> contextlib.nullcontext[None]:
+        """Returns a context that does nothing: every rank has all parameters."""
+        return contextlib.nullcontext()
+
+    @contextlib.contextmanager
+    def edit(self) -> Iterator[None]:
+        """In this context rank 0 may change the trained parameters. At its end all ranks get rank 0's. Collective."""
+        try:
+            yield
+        finally:                        # the other ranks wait for this call
+            broadcast_values([list(self.bucket_of)], self.group)
+
+    def take_gradient(self, parameter: torch.Tensor) -> None:
+        """Starts the averages of the buckets that this gradient completes."""
+        if not self.is_averaging or parameter not in self.bucket_of:
+            return
+        # a pass that an error ended has left its averages here
+        if self.running_pass != torch._C._current_graph_task_id():
+            self.running_pass, self.started = torch._C._current_graph_task_id(), []
+            self.missing = [len(bucket) for bucket in self.buckets]
+            Variable._execution_engine.queue_callback(self.finish_pass)
+        self.missing[self.bucket_of[parameter]] -= 1
+        while len(self.started) < len(self.buckets) and self.missing[len(self.started)] <= 0:
+            self.started.append(start_average(self.buckets[len(self.started)], self.group))
+
+    def finish_pass(self) -> None:
+        """Called at the end of a backward pass: averages what is left, and writes all averages to `grad`."""
+        self.running_pass = -1
+        started, self.started = self.started, []
+        started += [start_average(bucket, self.group) for bucket in self.buckets[len(started):]]
+        finish_averages(started, self.group)
+        model = self.model()
+        for name, parameter in model.named_parameters() if model is not None else ():
+            if parameter.grad is not None and parameter.numel() and parameter not in self.bucket_of:
+                raise RuntimeError(f"zero: parameter {name} was not trained when the model was sharded, so its "
+                                   "gradient is not averaged; set requires_grad before zero.shard")
+
+
+def _on_gradient(averages: Any, parameter: torch.Tensor) -> None:
+    """A hook that autograd calls when it has accumulated a gradient. averages: a weak reference to
+    GradientAverages."""
+    if (found := averages()) is not None:
+        found.take_gradient(parameter)

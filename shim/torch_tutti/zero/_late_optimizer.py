@@ -1,0 +1,108 @@
+"""Stages 1 to 3 without an optimizer: any optimizer that the program makes afterwards over the model's parameters steps
+this rank's pieces of them."""
+from __future__ import annotations
+
+import weakref
+from typing import Any, Iterable
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.autograd import Variable
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from torch_tutti._optimizer_trial import step_without_hooks
+from torch_tutti.zero._core import Piece
+from torch_tutti.zero._gradients import Gradients
+from torch_tutti.zero._hooks import Hook, Owners
+from torch_tutti.zero._model import Manager
+from torch_tutti.zero._optimizer import NoOptimizer, ZeroOptimizer, find_what_it_looks_at
+from torch_tutti.zero._sharded_optimizer import ShardedOptimizer
+
+# the LateSteps of a model's trained parameters
+_steps_of = Owners()
+# {model: a weak reference to its LateSteps, which a hook of the model keeps alive}
+_steps_of_model: weakref.WeakKeyDictionary[nn.Module, Any] = weakref.WeakKeyDictionary()
+
+
+def optimizer_of_model(model: nn.Module) -> ZeroOptimizer | None:
+    """Returns the optimizer inside a model that was sharded without one, or None."""
+    steps = _steps_of_model[model]() if model in _steps_of_model else None
+    return None if steps is None else steps.manager.optimizer
+
+
+def await_optimizer(manager: Manager, has_whole_gradients: bool) -> nn.Module:
+    """Connects the model of a manager, whose optimizer is a NoOptimizer, to the optimizer that the program makes next.
+    Returns the model."""
+    return LateSteps(manager, has_whole_gradients).manager.model
+
+
+class LateOptimizer(ZeroOptimizer):
+    """The ZeroOptimizer behind an optimizer that the program made after zero.shard. whole_gradients: {number of a
+    parameter: its averaged gradient} for a step from whole gradients."""
+    whole_gradients: dict[int, torch.Tensor] | None = None
+
+    def _piece(self, number: int) -> Piece:
+        """Returns this rank's piece of a parameter, with the averaged gradient for the step."""
+        piece = super()._piece(number)
+        if self.whole_gradients is None:
+            return piece
+        whole = self.whole_gradients.get(number)
+        flat = None if whole is None else self._manager.managed[number].flatten(whole)
+        gradient = None if flat is None else flat[piece.at: piece.at + piece.value.numel()]
+        return piece._replace(gradient=gradient, used=whole is not None)
+
+
+class WholeGradients(Gradients):
+    """Sets `grad` to whole averaged gradients at the end of a backward pass."""
+
+    def __init__(self, manager: Manager) -> None:
+        super().__init__(manager)
+        self.manager, self.running_pass = weakref.ref(manager), -1
+
+    def show(self, number: int) -> None:
+        """Called for each gradient in a backward pass; at its end sets `grad` of all parameters, except in no_sync."""
+        manager = self.manager()
+        if manager is None or manager.optimizer.holds or self.running_pass == torch._C._current_graph_task_id():
+            return
+        self.running_pass = torch._C._current_graph_task_id()
+        Variable._execution_engine.queue_callback(self._show_all)
+
+    @torch.no_grad()
+    def _show_all(self) -> None:
+        """Waits until all gradients are averaged, and sets `grad` of the parameters that have one on any rank.
+        Collective."""
+        manager = self.manager()
+        if manager is None:
+            return
+        self._settle()
+        self.are_shown = True
+        ranks = dist.get_world_size(self.group)
+        for number, parameter in enumerate(self.parameters):
+            piece = self.core.piece(number)
+            if piece.used:
+                flat = parameter.new_empty(parameter.numel())
+                own = flat.new_empty(0) if piece.gradient is None else piece.gradient
+                dist.all_gather(list(flat.split(self.core.counts(number, ranks))), own, self.group)
+                parameter.grad = manager.managed[number].shaped(flat)
+
+
+class LateSteps:
+    """Connects a sharded model to the optimizer that the program makes of its parameters."""
+
+    def __init__(self, manager: Manager, has_whole_gradients: bool) -> None:
+        """Installs a hook in the steps of all torch optimizers, once in a process."""
+        self.manager, self.has_whole_gradients = manager, has_whole_gradients
+        if has_whole_gradients:
+            manager.gradients = WholeGradients(manager)
+        self.given: torch.optim.Optimizer | None = None
+        self._hook: Any = None          # the handle of the hook in the steps of all optimizers
+_installed: list[Any] = []
+
+
+def _before_step(optimizer: torch.optim.Optimizer, arguments: Any, keywords: Any) -> None:
+    """The hook in the steps of all optimizers."""
+    parameters: Iterable[Any] = (p for group in optimizer.param_groups for p in group["params"])
+    steps = next((found for p in parameters if (found := _steps_of.find(p)) is not None), None)
+    if steps is not None and not isinstance(optimizer, ZeroOptimizer):
+        steps.prepare_step(optimizer)

@@ -1,0 +1,179 @@
+"""zero.shard(model) without an optimizer: gradients that stay in `grad`, and optimizers that the program makes
+afterwards. Equal to DistributedDataParallel."""
+import contextlib
+import copy
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.nn as nn
+from torch.nn.parallel import DistributedDataParallel
+from training import same_on_all_ranks
+from zero_training import STEPS, Network, Picky, agree, equal, ids_of, loss_of, refused, values
+
+from torch_tutti import zero
+
+
+def network():
+    return Network(16)
+
+
+def go_back(model, step, rank, turns=2):
+    """Backward passes of one step; only the last one averages."""
+    for turn in range(turns):
+        quiet = model.no_sync if isinstance(model, DistributedDataParallel) else lambda: zero.no_sync(model)
+        with quiet() if turn + 1 < turns else contextlib.nullcontext():
+            loss_of(model(ids_of(step, rank, turn))).backward()
+
+
+def gradients(model):
+    return [p.grad for p in model.parameters() if p.grad is not None]
+
+
+def run_averages(world, make, dtype):
+    """Stage 0: whole gradients in grad, clipped by torch, and a loop that steps the parameters by hand."""
+    judge = DistributedDataParallel(make().to(dtype), find_unused_parameters=True)
+    model = make().to(dtype)
+    if world.rank:
+        with torch.no_grad():
+            for p in model.parameters():
+                p.add_(1)
+    assert zero.shard(model, stage=0) is model
+    equal(world, values(model), values(judge.module))
+    for step in range(STEPS):
+        for trained in (judge, model):
+            go_back(trained, step, world.rank, 1 + step % 2)
+            norm = nn.utils.clip_grad_norm_(trained.parameters(), 0.05)
+            with torch.no_grad():
+                for p in trained.parameters():
+                    if p.grad is not None:
+                        p.sub_(p.grad, alpha=0.1)
+            if step != 2:               # then gradients add up
+                trained.zero_grad()
+        assert norm > 0
+        agree(world, values(model), values(judge.module))
+    with zero.whole(model), zero.edit(model), torch.no_grad():
+        next(model.parameters()).add_(1 + world.rank)
+    before = values(model)
+    same_on_all_ranks(world, before)
+    copied = copy.deepcopy(model)
+    loss_of(copied(ids_of(step, world.rank))).backward()
+    assert torch.equal(values(model), before) and not gradients(model)
+
+
+@pytest.mark.parametrize("size, make, dtype", [(2, network, torch.float32), (3, Picky, torch.float32),
+                                               (2, network, torch.float16)])
+def test_stage_0_averages_as_ddp(shared, size, make, dtype):
+    shared(size).run(run_averages, make, dtype)
+
+
+def close(world, mine, judge):
+    """Norms of gradients are summed in another order than in one process."""
+    torch.testing.assert_close(mine, judge, rtol=2e-5, atol=2e-5)
+    same_on_all_ranks(world, mine)
+
+
+def run_late(world, make, kind, settings, options):
+    """Stages 1 to 3: a torch optimizer that is made afterwards, its scheduler, hooks, closure and checkpoint."""
+    judge = DistributedDataParallel(make(), find_unused_parameters=True)
+    model = zero.shard(make(), **options)
+    theirs, mine = kind(judge.parameters(), **settings), kind(model.parameters(), **settings)
+    called = []
+    mine.register_step_pre_hook(lambda *_: called.append([p.grad is None for p in model.parameters()]))
+    schedules = [torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.8) for optimizer in (mine, theirs)]
+    whole = options.get("gradients") == "whole"
+
+    def read():
+        with zero.whole(model):
+            return values(model)
+    for step in range(STEPS):
+        for trained, optimizer in ((judge, theirs), (model, mine)):
+            go_back(trained, 90, world.rank, 1)         # gradients that are dropped
+            optimizer.zero_grad()
+            losses = []
+
+            def closure():
+                go_back(trained, step, world.rank, 1 + step % 2)
+                nn.utils.clip_grad_norm_(trained.parameters(), 0.05)
+                losses.append(step)
+                return step
+            if step == 3:
+                assert optimizer.step(closure) == step and losses == [3]
+            else:
+                closure()
+                if whole and trained is model:
+                    torch.testing.assert_close(gradients(model), gradients(judge))
+                optimizer.step()
+        for schedule in schedules:
+            schedule.step()
+        close(world, read(), values(judge.module))
+    # before the closure of step 3 there are no gradients
+    assert [all(missing) for missing in called] == [step == 3 for step in range(STEPS)]
+    own, torchs = mine.state_dict(), theirs.state_dict()
+    assert own["state"].keys() == torchs["state"].keys()
+    assert not mine.state, mine.state
+    torch.testing.assert_close(own, torchs, rtol=2e-5, atol=2e-5)
+    again = zero.shard(make(), **options)
+    with zero.edit(again):
+        if world.rank == 0:
+            for p, q in zip(again.parameters(), judge.parameters()):
+                p.detach().copy_(q.detach())
+    goes_on = kind(again.parameters(), **settings)
+    goes_on.load_state_dict(copy.deepcopy(torchs))
+    for trained, optimizer in ((judge, theirs), (again, goes_on)):
+        optimizer.zero_grad()
+        go_back(trained, 7, world.rank)
+        optimizer.step()
+    model = again
+    close(world, read(), values(judge.module))
+
+
+ADAMW = torch.optim.AdamW, {"lr": 0.01, "weight_decay": 0.1}
+MOMENTUM = torch.optim.SGD, {"lr": 0.05, "momentum": 0.9}
+
+
+@pytest.mark.parametrize("size, make, kind, settings, options", [
+    (2, network, *ADAMW, {"stage": 3, "hosts": "sharded"}),
+    (3, Picky, *MOMENTUM, {"stage": 2, "gradients": "whole"}),
+    (2, network, *MOMENTUM, {"stage": 3, "hosts": "sharded", "gradients": "whole"}),
+    (2, network, *MOMENTUM, {"stage": 3}),
+])
+def test_optimizers_that_are_made_afterwards(shared, size, make, kind, settings, options):
+    shared(size).run(run_late, make, kind, settings, options)
+
+
+def run_refusals(world):
+    model = zero.shard(network(), stage=2)
+    first, second = (torch.optim.SGD(model.parameters(), lr=0.1) for _ in range(2))
+    go_back(model, 0, world.rank, 1)
+    first.step()
+    go_back(model, 0, world.rank, 1)
+    refused(RuntimeError, "a second optimizer, SGD, steps parameters of a model", second.step)
+    added = {"params": [nn.Parameter(torch.ones(1))]}
+    refused(NotImplementedError, "cannot be added", lambda: first.add_param_group(added))
+    first.step()
+    same_on_all_ranks(world, values(model))
+    matrix = zero.shard(nn.Linear(4, 4, bias=False), stage=1)
+    muon = torch.optim.Muon(matrix.parameters())
+    refused(NotImplementedError, "looks at whole tensors", muon.step)
+    divided = zero.sharded(matrix.parameters(), torch.optim.SGD, lr=0.1)
+    refused(ValueError, "needs a model of stage 0", divided.step)
+    whole = zero.shard(network(), stage=2, gradients="whole")
+    go_back(whole, 0, world.rank, 1)
+    refused(ValueError, "take the step first", lambda: go_back(whole, 0, world.rank, 1))
+    refused(ValueError, "'whole' without an optimizer", lambda: zero.shard(network(), first, gradients="whole"))
+    refused(NotImplementedError, "pass the optimizer", lambda: zero.shard(network(), stage=0, precision="bf16"))
+    averaged = zero.shard(network(), stage=0)
+    refused(ValueError, "already sharded", lambda: zero.shard(averaged, stage=0))
+    refused(ValueError, r"zero.no_sync: zero.shard was not called with this Network alone",
+            lambda: zero.no_sync(network()))
+    late = Network(16)
+    late.scale.requires_grad = False
+    zero.shard(late, stage=0)
+    late.scale.requires_grad = True
+    refused(RuntimeError, "parameter scale was not trained", lambda: go_back(late, 0, world.rank, 1))
+    dist.barrier()
+
+
+def test_refusals_without_optimizer(shared):
+    shared(2).run(run_refusals)
