@@ -142,6 +142,37 @@ def test_optimizers_that_are_made_afterwards(shared, size, make, kind, settings,
     shared(size).run(run_late, make, kind, settings, options)
 
 
+def sentences():
+    torch.manual_seed(2)
+    return nn.Sequential(nn.Embedding(48, 16), nn.LayerNorm(16), nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 48))
+
+
+def run_beside_one_process(world, half):
+    """Sharded parameters with whole gradients, beside one process that has the batches of all ranks."""
+    judge, model = sentences(), zero.shard(sentences(), stage=3, hosts="sharded", gradients="whole")
+    theirs, mine = (torch.optim.SGD(trained.parameters(), lr=0.1) for trained in (judge, model))
+    for step in range(3):
+        own = ids_of(step, world.rank)
+        for trained, optimizer, ids in ((model, mine, own),
+                                        (judge, theirs, torch.cat([ids_of(step, r) for r in range(world.size)]))):
+            optimizer.zero_grad()
+            with torch.autocast("cpu", torch.float16, enabled=half):
+                found = trained(ids).float()
+            nn.functional.cross_entropy(found.flatten(0, 1), ids.roll(1, 1).flatten()).backward()
+            assert all(p.grad.shape == p.shape and p.grad.dtype == p.dtype for p in trained.parameters())
+            if trained is model:
+                same_on_all_ranks(world, torch.cat([p.grad.flatten() for p in model.parameters()]))
+            optimizer.step()
+        with zero.whole(model):
+            tolerance = 1e-4 if half else 1e-6
+            torch.testing.assert_close(values(model), values(judge), rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("half", [False, True])
+def test_steps_as_one_process_with_all_batches(shared, half):
+    shared(2).run(run_beside_one_process, half)
+
+
 def run_refusals(world):
     model = zero.shard(network(), stage=2)
     first, second = (torch.optim.SGD(model.parameters(), lr=0.1) for _ in range(2))
