@@ -36,7 +36,7 @@ def run_refusals(world):
     refused(ValueError, "parameter scale is torch.complex64; it must be one of torch.float32, torch.bfloat16, "
             "torch.float16, torch.float64", lambda: zero.shard(odd, torch.optim.AdamW(odd.parameters())))
     half = Network(16).half()
-    refused(ValueError, "gradients of type float16 .unit 0. cannot be compressed; use float32 or bfloat16",
+    refused(ValueError, "gradients of type float16 .unit model. cannot be compressed; use float32 or bfloat16",
             lambda: zero.shard(half, torch.optim.AdamW(half.parameters()), stage=2, compression="int8"))
     frozen = Network(16).requires_grad_(False)
     refused(ValueError, "no parameter with requires_grad",

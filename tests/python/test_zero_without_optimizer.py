@@ -181,7 +181,7 @@ def run_refusals(world):
     go_back(model, 0, world.rank, 1)
     refused(RuntimeError, "a second optimizer, SGD, steps parameters of a model", second.step)
     added = {"params": [nn.Parameter(torch.ones(1))]}
-    refused(NotImplementedError, "cannot be added", lambda: first.add_param_group(added))
+    refused(NotImplementedError, "a group cannot be added", lambda: first.add_param_group(added))
     first.step()
     same_on_all_ranks(world, values(model))
     matrix = zero.shard(nn.Linear(4, 4, bias=False), stage=1)

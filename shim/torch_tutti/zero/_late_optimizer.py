@@ -42,6 +42,13 @@ class LateOptimizer(ZeroOptimizer):
     parameter: its averaged gradient} for a step from whole gradients."""
     whole_gradients: dict[int, torch.Tensor] | None = None
 
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Raises NotImplementedError, except when torch.optim.Optimizer's constructor calls it."""
+        if hasattr(self, "_manager"):
+            raise NotImplementedError("zero: a group cannot be added to the optimizer of a model that was sharded "
+                                      "without one; give the optimizer all groups before its first step")
+        super().add_param_group(param_group)
+
     def _piece(self, number: int) -> Piece:
         """Returns this rank's piece of a parameter, with the averaged gradient for the step."""
         piece = super()._piece(number)
@@ -96,7 +103,75 @@ class LateSteps:
         if has_whole_gradients:
             manager.gradients = WholeGradients(manager)
         self.given: torch.optim.Optimizer | None = None
-        self._hook: Any = None          # the handle of the hook in the steps of all optimizers
+        self._hook: Any = None          # the handle of the hook in the steps of self.given
+        manager.optimizer = LateOptimizer(manager, NoOptimizer(manager.model))
+        _steps_of.add(self, [entry.parameter for entry in manager.managed])
+        _steps_of_model[manager.model] = weakref.ref(self)
+
+        def drop_cleared(model: nn.Module, *_: Any) -> None:
+            if model is manager.model:
+                self.drop_cleared_gradients()
+        manager.model.register_forward_pre_hook(Hook(drop_cleared))
+        if not _installed:
+            _installed.append(register_optimizer_step_pre_hook(_before_step))
+
+    def drop_cleared_gradients(self) -> None:
+        """Called before the model computes: drops the averaged gradients if the program has set `grad` of all
+        parameters to None, as torch's zero_grad() does. Collective then."""
+        gradients = self.manager.gradients
+        if gradients.are_shown and torch.is_grad_enabled() and all(p.grad is None for p in gradients.parameters):
+            self.manager.optimizer.zero_grad()
+
+    def prepare_step(self, optimizer: torch.optim.Optimizer) -> None:
+        """Called when an optimizer with parameters of the model begins a step, before its own hooks. Adopts the first
+        one. Raises RuntimeError for another one."""
+        if self.given is None:
+            self._adopt(optimizer)
+        if self.given is not optimizer:
+            raise RuntimeError(f"zero: a second optimizer, {type(optimizer).__name__}, steps parameters of a model "
+                               f"that was sharded without an optimizer; a {type(self.given).__name__} has stepped "
+                               "them before. Make one optimizer with several groups")
+        # after all hooks that the program has registered by now
+        if self._hook is not None:
+            self._hook.remove()
+        self._hook = optimizer.register_step_pre_hook(self._take_step)
+
+    def _adopt(self, optimizer: torch.optim.Optimizer) -> None:
+        """Makes the optimizer the model's: its state is divided from now on, and its calls are for all ranks."""
+        if isinstance(optimizer, ShardedOptimizer):
+            raise ValueError("zero: the optimizer is of zero.sharded, which needs a model of stage 0; zero.shard has "
+                             "divided this model, so make one of torch's")
+        before = self.manager.optimizer
+        self.manager.finding = find_what_it_looks_at(optimizer, "none", self.manager.core.placement)
+        own = LateOptimizer(self.manager, optimizer)
+        own.arrival_timeout = before.arrival_timeout
+        self.given, self.manager.optimizer = optimizer, own
+        for parameter in self.manager.number_of:
+            optimizer.state.pop(parameter, None)
+        for name in ("state_dict", "load_state_dict", "zero_grad", "add_param_group"):
+            setattr(optimizer, name, getattr(own, name))
+
+    def _take_step(self, optimizer: torch.optim.Optimizer, arguments: Any, keywords: Any) -> Any:
+        """The hook in the steps of the adopted optimizer: steps the pieces. Then the optimizer's own step finds no
+        gradients of the model. Returns its arguments, with the closure's result in place of the closure."""
+        own, closure = self.manager.optimizer, keywords.get("closure", (*arguments, None)[1])
+        assert isinstance(own, LateOptimizer)
+        result = None
+        if closure is not None:
+            with torch.enable_grad():
+                result = closure()
+        if self.has_whole_gradients:
+            own.whole_gradients = {number: parameter.grad for parameter, number in self.manager.number_of.items()
+                                   if parameter.grad is not None}
+            for parameter in self.manager.number_of:
+                parameter.grad = None
+        step_without_hooks(own)
+        own.whole_gradients = None
+        return None if closure is None else ((optimizer, lambda: result), {
+            name: value for name, value in keywords.items() if name != "closure"})
+
+
+# the handle of the hook in the steps of all optimizers
 _installed: list[Any] = []
 
 
