@@ -27,8 +27,8 @@ class Pieces:
                 self.parameters[number] = torch.nn.Parameter(entry.shaped(value) if self.is_whole else value)
 
     def begin_step(self, scale: float, piece_of: Callable[[int], Piece]) -> None:
-        """Sets the gradients of the pieces to the averages times `scale`; None without a gradient on any
-        rank."""
+        """Sets the gradients of the pieces to the averages times `scale`; None without a gradient on any rank.
+        piece_of: returns the piece of a number, with its averaged gradient."""
         for number, parameter in self.parameters.items():
             piece = piece_of(number)
             gradient = piece.gradient if piece.used else None
@@ -45,8 +45,8 @@ class Pieces:
 class WholeParameters(Pieces):
     """Whole parameters in float32 or float64, each on its owner, for an optimizer that looks at whole tensors. In a
     step the ranks send their pieces of gradients to the owners, and get new values. They send values too, unless each
-    rank can read all parameters in float32. Between steps the parameters have no memory. owner: the rank in the group that has the
-    parameter of a number."""
+    rank can read all parameters in float32. Between steps the parameters have no memory. owner: the rank in the
+    group that has the parameter of a number."""
 
     def __init__(self, manager: Manager) -> None:
         self.core, self.managed, self.group = manager.core, manager.managed, manager.group

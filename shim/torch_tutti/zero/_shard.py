@@ -36,63 +36,52 @@ def shard(model: nn.Module, optimizer: torch.optim.Optimizer | None = None, *, s
     one, a ZeroOptimizer. Collective: all ranks start with rank 0's parameters and buffers.
 
     Without an optimizer it returns only the model, whose optimizer is then the first one over its parameters that takes
-    a step. With stage 0 any may, in any dtype and group. gradients, without an optimizer: "whole" leaves whole averaged
-    gradients in `grad` on each rank, as stage 0 always does. zero.no_sync, whole and edit take the model.
+    a step. With stage 0 any may, in any dtype and group. gradients="whole" then leaves whole averaged gradients in
+    `grad`, as stage 0 always does. zero.no_sync, whole and edit take the model.
 
     stage: 0 divides nothing, like DistributedDataParallel; 1 divides the optimizer state among the ranks; 2 also the
     gradients; 3 also the parameters. hosts: the placement of parameters in stage 3. "shared": the ranks of a host map
-    one copy, and each updates a part of it, so parameters are not copied within a host. "sharded": a rank has only its
-    part, and a unit is gathered when it is used; then all ranks must use the same units in the same order, and
-    parameters outside a use read as NaN, except in a `with optimizer.whole():` block. None: shared, or sharded with a
-    warning if the ranks of a host cannot share. units: modules whose parameters are used together; each is summed and
-    updated as a whole. Default: the elements of the model's outermost ModuleLists and Sequentials. A parameter belongs
-    to the innermost unit that has it; to the model itself if no unit has it, or several that are not nested. group: a
-    group of tutti's; None: the default group; or a DeviceMesh as for torch's fully_shard.
+    one copy, and each updates a part of it. "sharded": a rank has only its part, and a unit is gathered when it is
+    used; then all ranks must use the same units in the same order, and parameters outside a use read as NaN, except in
+    a `with optimizer.whole():` block. None: shared, or sharded with a warning if ranks cannot share. units: modules
+    whose parameters are used together; each is summed and updated as a whole. Default: the elements of the model's
+    outermost ModuleLists and Sequentials. A parameter belongs to the innermost unit that has it; to the model itself if
+    no unit has it, or several that are not nested. group: tutti's group, or a DeviceMesh.
 
-    buffers: the number of buffers for gradients of units of one size (stages 2 and 3); a backward pass waits if all are
-    in use. ahead: step() returns when all ranks have called it, and modules wait for their parameters when they
-    compute; units that are used first are summed, updated and sent first. This is faster, most of all on a slow network
-    with many buffers. But code that reads parameters outside the forward() of their module must call optimizer.wait()
-    first. For sharded parameters: prefetch is how many units are gathered before their use, in the order of the last
-    step; reshard frees a unit's memory after its forward(), and gathers it again for the backward pass.
+    buffers: the number of buffers for gradients of units of one size (stages 2 and 3). ahead: step() returns when all
+    ranks have called it, and modules wait for their parameters when they compute; units that are used first are summed,
+    updated and sent first. Code that reads parameters outside the forward() of their module must then call
+    optimizer.wait() first. For sharded parameters: prefetch is how many units are gathered before their use, in the
+    order of the last step; reshard frees a unit's memory after forward(), and gathers it again for backward().
 
-    precision: "bf16" converts parameters, gradients and floating-point inputs of the model's forward() to bfloat16, and
-    "fp16" to float16; the optimizer keeps float32 values, which start as the model's. BatchNorm layers
-    keep their own parameters. None: no conversion.
+    precision: "bf16" or "fp16" converts parameters (not those of BatchNorm), gradients and floating-point inputs of the
+    model's forward(); the optimizer keeps float32 values, which start as the model's. compression: the form of
+    gradients in messages ("int8"), or a torch_tutti.compression.Compression. If all hosts have equal numbers of ranks,
+    only messages between hosts are compressed. state_directory: a directory on disk, where each rank keeps its
+    optimizer state in a file without a name (AdamW, Adam and SGD); only the state of about three units is in memory.
 
-    compression: the form of gradients in messages ("int8"), or a torch_tutti.compression.Compression. If all hosts have
-    equal numbers of ranks, only messages between hosts are compressed. The error is added to the next gradients.
+    The model and the parameters of the optimizer may be on the meta device; then only rank 0 ever has the whole model
+    in its own memory. init: called on rank 0 with each module that has parameters or buffers of its own on the meta
+    device; it must set their first values. Default: reset_parameters(). ignored: modules and parameters that are no
+    replicas, such as a rank's own experts. Each rank keeps its own values and gradients, and step() updates those of
+    `optimizer` on this rank alone, and then sets their `grad` to None.
 
-    state_directory: a directory on a local disk. Each rank keeps its optimizer state in a file there, for states that
-    do not fit in memory; only the state of about three units is in memory then. The file has no name and ends with the
-    process, so a run continues from a checkpoint. For AdamW, Adam and SGD.
-
-    The model may be on the meta device, with an optimizer of its parameters there. Then only rank 0 ever has the whole
-    model in its own memory. init: called on rank 0 with each module that has parameters or buffers of its own on the
-    meta device; it must set their first values. Default: the module's reset_parameters().
-
-    ignored: modules and parameters that are no replicas, such as the parts of tensor parallel layers and a rank's own
-    experts. Each rank keeps its own values and ordinary gradients, which are not averaged. Those that `optimizer` has,
-    step() updates on this rank alone, and then sets their `grad` to None.
-
-    Parameters are float32, bfloat16, float16 or float64; those without elements are left alone. With bfloat16 and
-    float16 the optimizer keeps float32 values of its part. They are in CPU memory and may not be moved (`.to`, an
-    assignment to `.data`) or changed in place, except by rank 0 in a `with optimizer.edit():` block; the next step
-    raises an error. After backward() `grad` has no memory: it can be clipped, scaled and asked for its norm, by all
-    ranks together. Buffers start as rank 0's, and are each rank's own afterwards. AdamW, Adam and SGD run in C unless
-    a parameter is float64, bit-identical to torch's optimizers. Any other optimizer is tried on small tensors: if
-    it treats all elements alike it runs on flat parts, otherwise on whole parameters, each on one rank.
-    NotImplementedError, unless stage is 0, if it looks at several parameters together.
+    Parameters are float32, bfloat16, float16 or float64; those without elements are left alone. They are in CPU memory
+    and may not be moved or changed in place, except by rank 0 in a `with optimizer.edit():` block; the next step raises
+    an error. After backward() `grad` has no memory: it can be clipped, scaled and asked for its norm, by all ranks
+    together. Buffers start as rank 0's, and are each rank's own afterwards. AdamW, Adam and SGD run in C unless a
+    parameter is float64, bit-identical to torch's. Any other optimizer is tried on small tensors: if it treats all
+    elements alike it runs on flat parts, otherwise on whole parameters, each on one rank. NotImplementedError, unless
+    stage is 0, if it looks at several parameters together.
     """
     placement = _placement_of(stage, hosts)
     _check_arguments(model, optimizer, gradients, placement, precision, compression)
     if optimizer is None and stage == 0:
         return average_model(model, group_of("zero.shard", group), units, precision, init)
+    left_out, ranks = find_ignored(model, ignored), group_of_ranks("zero.shard", group)
     settings = Settings(stage, placement, stage == 3 and hosts is None, UNLIMITED_BUFFERS if stage == 1 else buffers,
-                        ahead, prefetch, reshard, init, _PRECISIONS[precision], compression,
-                        find_ignored(model, ignored), state_directory)
-    ranks = group_of_ranks("zero.shard", group)
-    check_replicas(model, ranks, settings.ignored)
+                        ahead, prefetch, reshard, init, _PRECISIONS[precision], compression, left_out, state_directory)
+    check_replicas(model, ranks, left_out)
     manager = Manager(model, optimizer or NoOptimizer(model), find_units(model, units), ranks, settings)
     return (model, manager.optimizer) if optimizer else await_optimizer(manager, gradients == "whole")
 
