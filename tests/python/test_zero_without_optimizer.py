@@ -9,6 +9,7 @@ import torch.distributed as dist
 import torch.nn as nn
 from torch.nn.parallel import DistributedDataParallel
 from training import same_on_all_ranks
+from test_zero_optimizers import Matrices, Together
 from zero_training import STEPS, Network, Picky, agree, equal, ids_of, loss_of, refused, values
 
 from torch_tutti import zero
@@ -137,6 +138,8 @@ MOMENTUM = torch.optim.SGD, {"lr": 0.05, "momentum": 0.9}
     (3, Picky, *MOMENTUM, {"stage": 2, "gradients": "whole"}),
     (2, network, *MOMENTUM, {"stage": 3, "hosts": "sharded", "gradients": "whole"}),
     (2, network, *MOMENTUM, {"stage": 3}),
+    (2, Matrices, torch.optim.Adafactor, {"lr": 0.05}, {"stage": 2}),
+    (2, Matrices, torch.optim.Muon, {"lr": 0.02}, {"stage": 3, "hosts": "sharded", "gradients": "whole"}),
 ])
 def test_optimizers_that_are_made_afterwards(shared, size, make, kind, settings, options):
     shared(size).run(run_late, make, kind, settings, options)
@@ -185,8 +188,10 @@ def run_refusals(world):
     first.step()
     same_on_all_ranks(world, values(model))
     matrix = zero.shard(nn.Linear(4, 4, bias=False), stage=1)
-    muon = torch.optim.Muon(matrix.parameters())
-    refused(NotImplementedError, "looks at whole tensors", muon.step)
+    together = Together(matrix.parameters(), lr=0.1)
+    matrix(torch.ones(4)).sum().backward()
+    refused(NotImplementedError, "Together looks at several parameters together", together.step)
+    matrix.zero_grad()
     divided = zero.sharded(matrix.parameters(), torch.optim.SGD, lr=0.1)
     refused(ValueError, "needs a model of stage 0", divided.step)
     whole = zero.shard(network(), stage=2, gradients="whole")
@@ -194,6 +199,14 @@ def run_refusals(world):
     refused(ValueError, "take the step first", lambda: go_back(whole, 0, world.rank, 1))
     refused(ValueError, "'whole' without an optimizer", lambda: zero.shard(network(), first, gradients="whole"))
     refused(NotImplementedError, "pass the optimizer", lambda: zero.shard(network(), stage=0, precision="bf16"))
+    model.new = nn.Parameter(torch.ones(1))
+    go_back(model, 0, world.rank, 1)
+    refused(RuntimeError, "parameter new was not trained .* set requires_grad before zero.shard", first.step)
+    own = network()
+    refused(NotImplementedError, "no units, precision, init and ignored", lambda: zero.shard(
+        own, stage=0, ignored=[own.head]))
+    refused(NotImplementedError, "state_directory= needs the optimizer", lambda: zero.shard(
+        network(), stage=3, state_directory="."))
     averaged = zero.shard(network(), stage=0)
     refused(ValueError, "already sharded", lambda: zero.shard(averaged, stage=0))
     refused(ValueError, r"zero.no_sync: zero.shard was not called with this Network alone",

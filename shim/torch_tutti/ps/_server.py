@@ -49,8 +49,9 @@ class Shard:
         if whole_parameters:
             self._pieces = [values.view(parameters[piece.parameter][1].shape)
                             for piece, values in zip(slice_.pieces, self._pieces)]
-        # for each piece: the name of its parameter, and the elements [begin, end) of it
-        self.layout = [(parameters[piece.parameter][0], piece.begin, piece.end) for piece in slice_.pieces]
+        # for each piece: the name of its parameter, the elements [begin, end) of it, and the shape of the piece
+        self.layout = [(parameters[piece.parameter][0], piece.begin, piece.end, tuple(values.shape))
+                       for piece, values in zip(slice_.pieces, self._pieces)]
         named_pieces = [(parameters[piece.parameter][0], values) for piece, values in zip(slice_.pieces, self._pieces)]
         self.optimizer = optimizer(named_pieces)
         if not isinstance(self.optimizer, torch.optim.Optimizer):
@@ -174,13 +175,13 @@ class Server:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Loads what state_dict() of the server of the same rank returned; before serve(). Raises ValueError if that
-        had other slices."""
+        had other slices, and RuntimeError after serve()."""
         if self._has_served:
             raise RuntimeError("ps: load the state of a server before serve()")
         theirs = {number: [tuple(piece) for piece in entry["layout"]] for number, entry in state.items()}
         if theirs != {number: shard.layout for number, shard in self._shards.items()}:
-            raise ValueError("ps: this state is of a server with other slices; use the model, servers and slice_bytes "
-                             "with which it was saved")
+            raise ValueError("ps: this state is of a server with other slices; use the model, servers, slice_bytes and "
+                             "whole_parameters with which it was saved")
         for number, shard in self._shards.items():
             shard.load_state_dict(state[number]["state"])
 

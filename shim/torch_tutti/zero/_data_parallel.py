@@ -24,8 +24,8 @@ def average_model(model: nn.Module, group: dist.ProcessGroup, *unsupported: Any)
     model. unsupported: options of zero.shard, which must be None. Collective: all ranks get rank 0's parameters and
     buffers."""
     if any(option is not None for option in unsupported):
-        raise NotImplementedError("zero.shard: stage 0 without an optimizer has no units, precision and init; pass the "
-                                  "optimizer")
+        raise NotImplementedError("zero.shard: stage 0 without an optimizer has no units, precision, init and "
+                                  "ignored; pass the optimizer")
     if model in _averages_of:
         raise ValueError("zero.shard: the model is already sharded; a model can be sharded once")
     tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}

@@ -41,6 +41,8 @@ class LateOptimizer(ZeroOptimizer):
     """The ZeroOptimizer behind an optimizer that the program made after zero.shard. whole_gradients: {number of a
     parameter: its averaged gradient} for a step from whole gradients."""
     whole_gradients: dict[int, torch.Tensor] | None = None
+    edit_call = "zero.edit(model)"
+    advice_to_train = "set requires_grad before zero.shard"
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Raises NotImplementedError, except when torch.optim.Optimizer's constructor calls it."""

@@ -321,14 +321,15 @@ class Manager:
                                    "is sharded")
             if parameter._version != version:
                 raise RuntimeError(f"zero: parameter {name} was changed in place, by something other than the "
-                                   "optimizer; change it on rank 0, on all ranks in `with optimizer.edit():`")
+                                   "optimizer; change it on rank 0, on all ranks in "
+                                   f"`with {self.optimizer.edit_call}:`")
             if parameter.grad is not None and not isinstance(parameter.grad, DividedGradient):
                 raise RuntimeError(f"zero: parameter {name} has a gradient in .grad that does not come from a "
                                    "backward pass; the optimizer takes only gradients of backward()")
         for name, parameter in current.items() if finds_new else ():
             if parameter.requires_grad and parameter not in self.number_of and parameter not in self.unmanaged:
-                raise RuntimeError(f"zero: parameter {name} was not trained when the model was sharded; call "
-                                   "optimizer.divide_again() on all ranks after a change of requires_grad")
+                raise RuntimeError(f"zero: parameter {name} was not trained when the model was sharded; "
+                                   f"{self.optimizer.advice_to_train}")
 
     def record_state(self) -> None:
         """Records address and version of each parameter, for check_parameters()."""

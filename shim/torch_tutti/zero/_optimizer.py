@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Callable, Iterator
 
 import torch
 import torch.distributed as dist
+from torch import nn
 
 from torch_tutti import _timeline
 from torch_tutti._optimizer_trial import (HOOKS_OF_STEPS, Finding, examine, optimizer_like, refuse_known, settings_of,
@@ -84,6 +85,9 @@ class ZeroOptimizer(torch.optim.Optimizer):
     arrival_timeout: timedelta | None = ARRIVAL_TIMEOUT
     # why unshard() is refused, as "is in a …"
     shares_model = ""
+    # what error texts recommend to change parameters, and to train others
+    edit_call = "optimizer.edit()"
+    advice_to_train = "call optimizer.divide_again() on all ranks after a change of requires_grad"
     # the model has other optimizers, too (zero.shard_several)
     has_siblings = False
     # announces calls in a block of join(), or None

@@ -41,4 +41,5 @@ def shard_several(model: nn.Module, optimizers: Sequence[torch.optim.Optimizer],
         found.append(sharded)
     for sharded in found:
         sharded.has_siblings = len(found) > 1
+        sharded.advice_to_train = "set requires_grad before zero.shard_several"
     return model, found

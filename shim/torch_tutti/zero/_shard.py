@@ -14,11 +14,11 @@ from torch_tutti._calls import group_of
 from torch_tutti.compression import Compression
 from torch_tutti.zero._data_parallel import average_model
 from torch_tutti.zero._ignored import check_replicas, find_ignored
-from torch_tutti.zero._late_optimizer import NoOptimizer, await_optimizer
+from torch_tutti.zero._late_optimizer import await_optimizer
 from torch_tutti.zero._mesh import group_of_ranks
 from torch_tutti.zero._model import Manager, Settings
 from torch_tutti.zero._modules import find_units
-from torch_tutti.zero._optimizer import ZeroOptimizer
+from torch_tutti.zero._optimizer import NoOptimizer
 from torch_tutti.zero._sharded_optimizer import ShardedOptimizer
 
 _PRECISIONS = {None: None, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -75,19 +75,20 @@ def shard(model: nn.Module, optimizer: torch.optim.Optimizer | None = None, *, s
     stage is 0, if it looks at several parameters together.
     """
     placement = _placement_of(stage, hosts)
-    _check_arguments(model, optimizer, gradients, placement, precision, compression)
+    _check_arguments(model, optimizer, gradients, placement, precision, compression, state_directory)
+    any_group = optimizer is None and stage == 0 and not isinstance(group, DeviceMesh)
+    ranks, left_out = (group_of if any_group else group_of_ranks)("zero.shard", group), find_ignored(model, ignored)
+    check_replicas(model, ranks, left_out)
     if optimizer is None and stage == 0:
-        return average_model(model, group_of("zero.shard", group), units, precision, init)
-    left_out, ranks = find_ignored(model, ignored), group_of_ranks("zero.shard", group)
+        return average_model(model, ranks, units, precision, init, left_out or None)
     settings = Settings(stage, placement, stage == 3 and hosts is None, UNLIMITED_BUFFERS if stage == 1 else buffers,
                         ahead, prefetch, reshard, init, _PRECISIONS[precision], compression, left_out, state_directory)
-    check_replicas(model, ranks, left_out)
     manager = Manager(model, optimizer or NoOptimizer(model), find_units(model, units), ranks, settings)
     return (model, manager.optimizer) if optimizer else await_optimizer(manager, gradients == "whole")
 
 
 def _check_arguments(model: nn.Module, optimizer: torch.optim.Optimizer | None, gradients: str, placement: str,
-                     precision: str | None, compression: str | Compression | None) -> None:
+                     precision: str | None, compression: str | Compression | None, state_directory: Any) -> None:
     """Raises ValueError for a model or an optimizer of another kind and for invalid arguments. Raises
     NotImplementedError for those that the placement does not have."""
     if isinstance(model, DistributedDataParallel):
@@ -98,6 +99,9 @@ def _check_arguments(model: nn.Module, optimizer: torch.optim.Optimizer | None, 
                          "torch's")
     if gradients not in ("shards", "whole") or (gradients == "whole" and optimizer is not None):
         raise ValueError(f"zero.shard: gradients={gradients!r}; it must be 'shards', or 'whole' without an optimizer")
+    if state_directory is not None and optimizer is None:
+        raise NotImplementedError("zero.shard: state_directory= needs the optimizer, because one that is made afterwards "
+                                  "runs in Python and has its state in memory; pass the optimizer")
     if placement == "whole" and compression is not None:
         raise NotImplementedError("zero.shard: stage 0 does not compress gradients; DistributedDataParallel does with "
                                   "torch_tutti.compression.compress, and so do stages 1 to 3")
