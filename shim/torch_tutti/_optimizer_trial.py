@@ -36,6 +36,10 @@ class _Refusal(Exception):
     """The optimizer cannot be divided."""
 
 
+class _Idle(_Refusal):
+    """The optimizer does not change its parameters."""
+
+
 class _Trial(NamedTuple):
     """Tensors that a clone of an optimizer steps. groups: options and the shapes of parameters of each group."""
     optimizer: torch.optim.Optimizer
@@ -94,9 +98,21 @@ def examine(optimizer: torch.optim.Optimizer, groups: Sequence[Group], who: str,
     be stepped in a trial."""
     refuse_known(optimizer, who)
     try:
-        return _examine(optimizer, groups, shape_of)
+        found: Finding = _in_trial(lambda: _examine(optimizer, groups, shape_of))
+        return found
     except _Refusal as error:
         raise NotImplementedError(f"{who}: {type(optimizer).__name__} {error}; {advice}") from None
+
+
+def refuse_idle(optimizer: torch.optim.Optimizer, who: str, advice: str) -> None:
+    """Raises NotImplementedError if the steps of an optimizer change no parameter of its groups, as if it wraps another
+    one. One that cannot be stepped in a trial is taken. who, advice: as for examine()."""
+    try:
+        _in_trial(lambda: _first_run(optimizer, optimizer.param_groups, lambda parameter: parameter.shape))
+    except _Idle as error:
+        raise NotImplementedError(f"{who}: {type(optimizer).__name__} {error}; {advice}") from None
+    except _Refusal:
+        pass
 
 
 def refuse_known(optimizer: torch.optim.Optimizer, who: str) -> None:
@@ -109,28 +125,40 @@ def refuse_known(optimizer: torch.optim.Optimizer, who: str) -> None:
                                   "torch.optim.Adam")
 
 
-def _examine(optimizer: torch.optim.Optimizer, groups: Sequence[Group],
-             shape_of: Callable[[Tensor], torch.Size]) -> Finding:
-    """Does what examine() does. Raises _Refusal, whose text begins with a verb."""
+def _in_trial(run: Callable[[], Any]) -> Any:
+    """Returns the result of run(). The random state stays as it is."""
     state = random.getstate()
     try:
         with torch.random.fork_rng(devices=[]), torch.no_grad():
-            for dtype in _TOLERANCES:
-                trial = _Trial(optimizer, _reduce_groups(groups, shape_of), dtype)
-                try:
-                    whole = _run(trial)
-                    break
-                except Exception as error:
-                    reason = f"{type(error).__name__}: {error}"
-            else:                       # in neither type
-                raise _Refusal(f"raises {reason}, in a step on small tensors without a closure")
-            if not any(change.any() for change in whole):
-                raise _Refusal(f"does not change the parameters of its param_groups in {_STEPS} steps on small "
-                               "tensors; perhaps it keeps them elsewhere, or wraps another optimizer")
-            clip = _find_clip(trial, whole) if _is_coupled(trial, whole, {}) else None
-            return Finding(_is_elementwise(trial, {clip: None} if clip else {}), clip)
+            return run()
     finally:
         random.setstate(state)
+
+
+def _first_run(optimizer: torch.optim.Optimizer, groups: Sequence[Group],
+               shape_of: Callable[[Tensor], torch.Size]) -> tuple[_Trial, list[Tensor]]:
+    """Returns a trial and the change of each tensor. Raises _Refusal, whose text begins with a verb."""
+    for dtype in _TOLERANCES:
+        trial = _Trial(optimizer, _reduce_groups(groups, shape_of), dtype)
+        try:
+            whole = _run(trial)
+            break
+        except Exception as error:
+            reason = f"{type(error).__name__}: {error}"
+    else:                               # in neither type
+        raise _Refusal(f"raises {reason}, in a step on small tensors without a closure")
+    if not any(change.any() for change in whole):
+        raise _Idle(f"does not change the parameters of its param_groups in {_STEPS} steps on small tensors; perhaps "
+                    "it keeps them elsewhere, or wraps another optimizer")
+    return trial, whole
+
+
+def _examine(optimizer: torch.optim.Optimizer, groups: Sequence[Group],
+             shape_of: Callable[[Tensor], torch.Size]) -> Finding:
+    """Does what examine() does, in _in_trial()."""
+    trial, whole = _first_run(optimizer, groups, shape_of)
+    clip = _find_clip(trial, whole) if _is_coupled(trial, whole, {}) else None
+    return Finding(_is_elementwise(trial, {clip: None} if clip else {}), clip)
 
 
 def _reduce_groups(groups: Sequence[Group], shape_of: Callable[[Tensor], torch.Size],

@@ -203,8 +203,10 @@ def run_refusals(world):
     go_back(model, 0, world.rank, 1)
     refused(RuntimeError, "parameter new was not trained .* set requires_grad before zero.shard", first.step)
     own = network()
-    refused(NotImplementedError, "no units, precision, init and ignored", lambda: zero.shard(
-        own, stage=0, ignored=[own.head]))
+    with torch.no_grad():
+        own.scale.fill_(world.rank)
+    zero.shard(own, stage=0, ignored=[own.scale])
+    assert (own.scale == world.rank).all()
     refused(NotImplementedError, "state_directory= needs the optimizer", lambda: zero.shard(
         network(), stage=3, state_directory="."))
     averaged = zero.shard(network(), stage=0)

@@ -146,11 +146,12 @@ class Checkpoint:
             found["master"] = piece.value
         return found
 
-    def _step_on_zeros(self, group: dict[str, Any], shape: torch.Size) -> torch.optim.Optimizer:
+    def _step_on_zeros(self, group: dict[str, Any], shape: torch.Size,
+                       dtype: torch.dtype = torch.float32) -> torch.optim.Optimizer:
         """Returns an optimizer like the inner one, with a copy of one of its groups, after a step on a parameter of
         zeros, whose gradient is zeros. Its "step" is 0 again."""
-        zeros = torch.nn.Parameter(torch.zeros(shape))
-        zeros.grad = torch.zeros(shape)
+        zeros = torch.nn.Parameter(torch.zeros(shape, dtype=dtype))
+        zeros.grad = torch.zeros(shape, dtype=dtype)
         options = copy.deepcopy({name: value for name, value in group.items() if name != "params"})
         trial = optimizer_like(self.optimizer._inner, [{**options, "params": [zeros]}])
         step_without_hooks(trial)
@@ -162,7 +163,7 @@ class Checkpoint:
         """Returns the state that the optimizer would create for `flat`, a parameter that it has not updated yet."""
         groups = self.optimizer._inner.param_groups
         group = next(group for group in groups if any(p is flat for p in group["params"]))
-        trial = self._step_on_zeros(group, flat.shape)
+        trial = self._step_on_zeros(group, flat.shape, flat.dtype)
         return dict(trial.state[trial.param_groups[0]["params"][0]])
 
     def _first_options(self, index: int) -> dict[str, Any]:
@@ -339,6 +340,10 @@ class Checkpoint:
             elif flat is not None:
                 inner.state[flat] = {name: value.clone() if torch.is_tensor(value) else value
                                      for name, value in local_state.items()}
+                # torch's optimizers load a state in the type of the parameter, which may have 16 bits
+                narrow = self.manager.managed[number].parameter.dtype
+                inner.state[flat].update({name: value.to(flat.dtype) for name, value in local_state.items()
+                                          if _has_elements(name, value) and value.dtype == narrow != flat.dtype})
             return
         self.core.set_steps(number, int(local_state.get("step", bool(local_state))))
         for name, moment in zip(_MOMENTS[self.manager.rule], self.core.piece(number).moments):

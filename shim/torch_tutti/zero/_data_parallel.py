@@ -19,19 +19,21 @@ from torch_tutti.zero._averages import (Average, broadcast_values, check_same_te
 _averages_of: weakref.WeakKeyDictionary[nn.Module, GradientAverages] = weakref.WeakKeyDictionary()
 
 
-def average_model(model: nn.Module, group: dist.ProcessGroup, *unsupported: Any) -> nn.Module:
+def average_model(model: nn.Module, group: dist.ProcessGroup, ignored: set[torch.Tensor],
+                  *unsupported: Any) -> nn.Module:
     """Makes each backward pass of the model average the gradients over the ranks of a group of any backend. Returns the
-    model. unsupported: options of zero.shard, which must be None. Collective: all ranks get rank 0's parameters and
-    buffers."""
+    model. ignored: parameters and buffers that each rank keeps for itself. unsupported: options of zero.shard, which
+    must be None. Collective: all ranks get rank 0's other parameters and buffers."""
     if any(option is not None for option in unsupported):
-        raise NotImplementedError("zero.shard: stage 0 without an optimizer has no units, precision, init and "
-                                  "ignored; pass the optimizer")
+        raise NotImplementedError("zero.shard: stage 0 without an optimizer has no units, precision and init; pass the "
+                                  "optimizer")
     if model in _averages_of:
         raise ValueError("zero.shard: the model is already sharded; a model can be sharded once")
-    tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    tensors = {name: tensor for name, tensor in (*model.named_parameters(), *model.named_buffers())
+               if tensor not in ignored}
     check_same_tensors("zero.shard", tensors, group)
     broadcast_values([list(tensors.values())], group)
-    _averages_of[model] = GradientAverages(model, group)
+    _averages_of[model] = GradientAverages(model, group, ignored)
     return model
 
 
@@ -44,11 +46,12 @@ class GradientAverages:
     """Averages the gradients of a model's trained parameters. A bucket is sent as soon as the backward pass has
     accumulated all its gradients, in the same order on all ranks; the rest at the end of the pass."""
 
-    def __init__(self, model: nn.Module, group: dist.ProcessGroup) -> None:
-        """Installs the hooks of the parameters."""
-        self.group, self.is_averaging = group, True
+    def __init__(self, model: nn.Module, group: dist.ProcessGroup, ignored: set[torch.Tensor]) -> None:
+        """Installs the hooks of the parameters that are not ignored."""
+        self.group, self.ignored, self.is_averaging = group, ignored, True
         self.model = weakref.ref(model)
-        trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        trained = [parameter for parameter in model.parameters()
+                   if parameter.requires_grad and parameter not in ignored]
         if not trained:
             raise ValueError("zero.shard: the model has no parameter with requires_grad")
         # gradients appear about in this order
@@ -102,7 +105,8 @@ class GradientAverages:
         finish_averages(started, self.group)
         model = self.model()
         for name, parameter in model.named_parameters() if model is not None else ():
-            if parameter.grad is not None and parameter.numel() and parameter not in self.bucket_of:
+            if (parameter.grad is not None and parameter.numel() and parameter not in self.bucket_of
+                    and parameter not in self.ignored):
                 raise RuntimeError(f"zero: parameter {name} was not trained when the model was sharded, so its "
                                    "gradient is not averaged; set requires_grad before zero.shard")
 

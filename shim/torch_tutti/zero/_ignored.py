@@ -45,7 +45,9 @@ def check_replicas(model: nn.Module, group: dist.ProcessGroup, ignored: set[torc
                                  f"cannot keep for ranks {ranks}; name it or its module in ignored=")
         dispatcher = next((value for value in vars(module).values() if isinstance(value, (Decoder, Dispatcher))), None)
         experts_ranks = dist.get_process_group_ranks(dispatcher.group) if dispatcher else []
-        if not ignored and len(set(experts_ranks) & set(ranks)) > 1:
+        own = set(module.parameters())  # without any, the experts are elsewhere
+        is_missed = ignored.isdisjoint(own) if own else not ignored
+        if is_missed and len(set(experts_ranks) & set(ranks)) > 1:
             raise ValueError(f"zero.shard: {path or 'the model'} has a {type(dispatcher).__name__} for experts that "
                              f"are divided among ranks {experts_ranks}, and ranks {ranks} of zero's group would all "
                              f"get rank {ranks[0]}'s experts; name the module of the experts in ignored=")

@@ -2,6 +2,7 @@
 this rank's pieces of them."""
 from __future__ import annotations
 
+import copy
 import weakref
 from typing import Any, Iterable
 
@@ -11,7 +12,7 @@ from torch import nn
 from torch.autograd import Variable
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from torch_tutti._optimizer_trial import step_without_hooks
+from torch_tutti._optimizer_trial import optimizer_like, step_without_hooks
 from torch_tutti.zero._core import Piece
 from torch_tutti.zero._gradients import Gradients
 from torch_tutti.zero._hooks import Hook, Owners
@@ -143,6 +144,10 @@ class LateSteps:
         if isinstance(optimizer, ShardedOptimizer):
             raise ValueError("zero: the optimizer is of zero.sharded, which needs a model of stage 0; zero.shard has "
                              "divided this model, so make one of torch's")
+        if any(p.requires_grad and p not in self.manager.number_of and p not in self.manager.unmanaged
+               for group in optimizer.param_groups for p in group["params"]):
+            raise ValueError(f"zero: the {type(optimizer).__name__} has trained parameters that are not in the model "
+                             "that zero.shard divided; make another optimizer for them")
         before = self.manager.optimizer
         self.manager.finding = find_what_it_looks_at(optimizer, "none", self.manager.core.placement)
         own = LateOptimizer(self.manager, optimizer)
@@ -154,8 +159,8 @@ class LateSteps:
             setattr(optimizer, name, getattr(own, name))
 
     def _take_step(self, optimizer: torch.optim.Optimizer, arguments: Any, keywords: Any) -> Any:
-        """The hook in the steps of the adopted optimizer: steps the pieces. Then the optimizer's own step finds no
-        gradients of the model. Returns its arguments, with the closure's result in place of the closure."""
+        """The hook in the steps of the adopted optimizer: steps the pieces. Returns the arguments of its own step: a
+        stand-in, so that this step changes nothing, and the closure's result in place of the closure."""
         own, closure = self.manager.optimizer, keywords.get("closure", (*arguments, None)[1])
         assert isinstance(own, LateOptimizer)
         result = None
@@ -169,8 +174,21 @@ class LateSteps:
                 parameter.grad = None
         step_without_hooks(own)
         own.whole_gradients = None
-        return None if closure is None else ((optimizer, lambda: result), {
-            name: value for name, value in keywords.items() if name != "closure"})
+        return ((_stand_in(optimizer), *([] if closure is None else [lambda: result])),
+                {name: value for name, value in keywords.items() if name != "closure"})
+
+
+def _stand_in(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+    """Returns an optimizer of the same class and options with one tiny parameter of zeros in each group, whose gradient
+    is zeros: some classes count steps in the options of their groups, or fail in a step without gradients."""
+    groups = []
+    for group in optimizer.param_groups:
+        shape = (1,) * max((p.dim() for p in group["params"]), default=1)
+        zeros = nn.Parameter(torch.zeros(shape))
+        zeros.grad = torch.zeros(shape)
+        options = {name: value for name, value in group.items() if name not in ("params", "param_names")}
+        groups.append({**copy.deepcopy(options), "params": [zeros]})
+    return optimizer_like(optimizer, groups)
 
 
 # the handle of the hook in the steps of all optimizers

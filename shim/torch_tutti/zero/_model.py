@@ -26,7 +26,7 @@ from torch_tutti.zero._hooks import (Hook, cast_inputs, count_data_changes, keep
                                      release_from_memory, take_gradient)
 from torch_tutti.zero._modules import find_modules_on_meta, materialize_untrained, trim_heap
 from torch_tutti.zero._optimizer import ZeroOptimizer, find_what_it_looks_at, rule_of
-from torch_tutti.zero._parameters import collect_managed
+from torch_tutti.zero._parameters import check_same_layout, collect_managed
 from torch_tutti.zero._report import Report, process_peak_bytes
 from torch_tutti.zero._sharded import Uses
 from torch_tutti.zero._square_roots import ROUNDED, square_roots_of
@@ -83,6 +83,7 @@ class Manager:
         for entry in self.managed:
             if entry.parameter in _managers:
                 raise ValueError(f"zero.shard: parameter {entry.name} is already sharded; a model can be sharded once")
+        check_same_layout(self.managed, group)
         self.given_dtypes = [entry.parameter.dtype for entry in self.managed]
         on_meta = find_modules_on_meta(model, settings.init)
         self.awaited = [-1] * len(self.modules)         # for each unit, `steps` when use() last waited for it
@@ -92,9 +93,9 @@ class Manager:
                       for entry in self.managed]
         self.rule = "none" if torch.float64 in dtypes else rule_of(type(optimizer), optimizer.param_groups)
         if settings.state_directory is not None and self.rule == "none":
-            raise NotImplementedError(f"zero.shard: state_directory= needs an optimizer that runs in C (AdamW, Adam, "
-                                      f"SGD), but a {type(optimizer).__name__} with these settings runs in Python and "
-                                      "has its state in memory")
+            raise NotImplementedError("zero.shard: state_directory= needs an optimizer that runs in C: AdamW, Adam or "
+                                      "SGD with settings that the library has, and no float64 parameter; here is a "
+                                      f"{type(optimizer).__name__}, and its state would be in memory")
         # an optimizer in Python steps on the thread that calls step()
         self.ahead = settings.ahead and self.rule != "none"
         self.finding = find_what_it_looks_at(optimizer, self.rule, settings.placement)

@@ -15,8 +15,8 @@ import torch.distributed as dist
 from torch import nn
 
 from torch_tutti import _timeline
-from torch_tutti._optimizer_trial import (HOOKS_OF_STEPS, Finding, examine, optimizer_like, refuse_known, settings_of,
-                                          step_without_hooks)
+from torch_tutti._optimizer_trial import (HOOKS_OF_STEPS, Finding, examine, optimizer_like, refuse_idle, refuse_known,
+                                          settings_of, step_without_hooks)
 from torch_tutti.zero._arrival import ARRIVAL_TIMEOUT
 from torch_tutti.zero._checkpoint import Checkpoint, ShardedState
 from torch_tutti.zero._clipping import clip_grad_norm_
@@ -72,8 +72,12 @@ def find_what_it_looks_at(given: torch.optim.Optimizer, rule: str, placement: st
     if isinstance(given, NoOptimizer):
         return Finding(is_elementwise=True)
     refuse_known(given, "zero")
-    if rule != "none" or placement == "whole":
-        return Finding(is_elementwise=rule != "none")
+    if rule != "none":
+        return Finding(is_elementwise=True)
+    if placement == "whole":
+        refuse_idle(given, "zero", "use zero.shard(model, stage=0) without an optimizer, which leaves whole gradients "
+                    "in grad")
+        return Finding(is_elementwise=False)
     return examine(given, given.param_groups, "zero", "or use stage=0, which divides nothing")
 
 
@@ -159,12 +163,13 @@ class ZeroOptimizer(torch.optim.Optimizer):
         if self.uneven is not None:
             self.uneven.announce("step")
         updates = self._count_updates() if may_repeat else 0
+        # before the options of the groups change: some classes count their steps there
+        self._local.step(self.param_groups)
         if self._inner is None:
             self._check_rule()
             self._core.step([self._rates(group) for group in self.param_groups], self._gradients.scale)
         else:
             self._step_inner()
-        self._local.step(self.param_groups)
         self._manager.finish_step()
         # a scheduler of the given optimizer asks that one whether a step came before its own
         if (given := self._given()) is not None:

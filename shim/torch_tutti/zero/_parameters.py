@@ -1,9 +1,11 @@
 """The parameters of a model that the core manages: their order, their units, and checks of what the core can take."""
 from __future__ import annotations
 
-from typing import NamedTuple
+import math
+from typing import Any, NamedTuple
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from torch_tutti.zero._core import DTYPES
@@ -78,6 +80,20 @@ def collect_managed(modules: list[nn.Module], group_of: dict[nn.Parameter, int],
     renumbered = (entry._replace(unit=kept_units.index(key)) for entry, key in zip(found, keys))
     return (sorted(renumbered, key=lambda entry: entry.unit), [modules[unit] for unit, _ in kept_units],
             [list(DTYPES)[dtype_number] for _, dtype_number in kept_units])
+
+
+def check_same_layout(managed: list[Managed], group: dist.ProcessGroup) -> None:
+    """Raises ValueError on all ranks if a parameter has other shapes or memory formats on them: its elements would be
+    exchanged in different orders. Leaves other numbers of elements to the core. Collective."""
+    own = [(entry.name, tuple(entry.parameter.shape), entry.order()) for entry in managed]
+    of_ranks: list[Any] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(of_ranks, own, group)
+    for rank, others in enumerate(of_ranks):
+        for (name, shape, order), (_, other_shape, other_order) in zip(of_ranks[0], others):
+            if math.prod(shape) == math.prod(other_shape) and (shape, order) != (other_shape, other_order):
+                raise ValueError(f"zero.shard: parameter {name} has the shape {shape} and its dimensions in the order "
+                                 f"{order} in memory on rank 0, but {other_shape} and {other_order} on rank {rank}; "
+                                 "give all ranks the same model in the same memory format")
 
 
 def _innermost_units(modules: list[nn.Module]) -> dict[nn.Parameter, int]:

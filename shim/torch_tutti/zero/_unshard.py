@@ -19,10 +19,12 @@ _OF_MANAGER = ("_manager", "_core", "_rule", "_gradients", "_checkpoint", "_inne
 
 
 class Ended:
-    """Takes the place of the Manager and its parts in an optimizer after unshard(): each use raises RuntimeError."""
+    """Takes the place of the Manager and its parts in an optimizer after unshard(), or after an error in
+    divide_again(): each use raises RuntimeError."""
 
     def __getattr__(self, name: str) -> NoReturn:
-        raise RuntimeError("zero: this optimizer has ended by unshard(); use the optimizer that unshard() returned")
+        raise RuntimeError("zero: this optimizer has ended by unshard(), or by an error in divide_again(); use the "
+                           "optimizer that unshard() returned, or continue from a checkpoint")
 
     def __bool__(self) -> bool:
         return self.__getattr__("")
@@ -33,7 +35,11 @@ def unshard(optimizer: ZeroOptimizer) -> torch.optim.Optimizer:
     if optimizer.shares_model:
         raise NotImplementedError(f"zero: optimizer.unshard() of a model that {optimizer.shares_model}; save "
                                   "model.state_dict() and optimizer.state_dict(), and load them into new objects")
-    result, _ = _leave_division(optimizer, "optimizer.unshard()")
+    result, state, _ = _leave_division(optimizer, "optimizer.unshard()")
+    for parameter, found in state.items():
+        result.state[parameter] = {
+            name: value.to(parameter.dtype) if torch.is_tensor(value) and value.is_floating_point() and value.dim()
+            else value for name, value in found.items() if name != "master"}
     vars(optimizer).update(dict.fromkeys(_OF_MANAGER, Ended()))
     gc.collect()                        # the Manager refers to itself; with it the core's memory goes
     return result
@@ -50,13 +56,18 @@ def divide_again(optimizer: ZeroOptimizer, added: dict[str, Any] | None = None) 
     collect_managed([model, *units], group_of, manager.unmanaged, manager.dtype)
     kind = type(manager)
     del manager                         # this frame would keep it
-    ordinary, residuals = _leave_division(optimizer, call)
+    ordinary, state, residuals = _leave_division(optimizer, call)
+    ordinary.state.update(state)
     if added:
         ordinary.add_param_group(added)
     for name in _OF_MANAGER:
         vars(optimizer).pop(name, None)
     gc.collect()                        # before the new memory is allocated
-    fresh = kind(model, ordinary, units, group, settings)
+    try:
+        fresh = kind(model, ordinary, units, group, settings)
+    except BaseException:
+        vars(optimizer).update(dict.fromkeys(_OF_MANAGER, Ended()))
+        raise
     vars(optimizer).update({name: value for name, value in vars(fresh.optimizer).items() if name in _OF_MANAGER})
     fresh.optimizer = optimizer._checkpoint.optimizer = optimizer
     optimizer._checkpoint._load_residuals(residuals)
@@ -70,10 +81,11 @@ def _complete(group: dict[str, Any]) -> dict[str, Any]:
 
 
 @torch.no_grad()
-def _leave_division(optimizer: ZeroOptimizer, call: str) -> tuple[torch.optim.Optimizer, dict[str, torch.Tensor]]:
-    """Moves all parameters and their state into ordinary memory, and removes what zero has put into the model. Returns
-    an ordinary optimizer with the groups of the given one, and the residuals of compression by name. call: for error
-    texts. Collective."""
+def _leave_division(optimizer: ZeroOptimizer, call: str) -> tuple[torch.optim.Optimizer, dict[torch.Tensor, Any],
+                                                                  dict[str, torch.Tensor]]:
+    """Moves all parameters into ordinary memory, and removes what zero has put into the model. Returns an ordinary
+    optimizer with the groups of the given one and without state; the state of each parameter, in float32 or float64;
+    and the residuals of compression by name. call: for error texts. Collective."""
     manager = optimizer._manager
     if optimizer.has_siblings:
         raise NotImplementedError(f"zero: {call} of a model with several optimizers; save model.state_dict() and the "
@@ -89,7 +101,9 @@ def _leave_division(optimizer: ZeroOptimizer, call: str) -> tuple[torch.optim.Op
     manager.detach()
     for (_, parameter, _), value in zip(manager.managed, values):
         parameter.data = value
-    return _ordinary_optimizer(optimizer, state["state"]), state.get("lost", {})
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    return (_ordinary_optimizer(optimizer), {parameters[index]: found for index, found in state["state"].items()},
+            state.get("lost", {}))
 
 
 def _whole_value(manager: Manager, number: int) -> torch.Tensor:
@@ -102,16 +116,9 @@ def _whole_value(manager: Manager, number: int) -> torch.Tensor:
     return manager.optimizer._checkpoint._gather_whole(number, "master", parameter.shape, value)
 
 
-def _ordinary_optimizer(optimizer: ZeroOptimizer, state: dict[int, dict[str, Any]]) -> torch.optim.Optimizer:
-    """Returns an optimizer of the class of the given one, with this state, and with the groups and hooks of
-    `optimizer`."""
+def _ordinary_optimizer(optimizer: ZeroOptimizer) -> torch.optim.Optimizer:
+    """Returns an optimizer of the class of the given one, with the groups and hooks of `optimizer`."""
     result = optimizer_like(optimizer._bare, optimizer.param_groups)
     for name in HOOKS_OF_STEPS:
         setattr(result, name, getattr(optimizer, name))
-    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    for index, found in state.items():
-        dtype = parameters[index].dtype
-        result.state[parameters[index]] = {
-            name: value.to(dtype) if torch.is_tensor(value) and value.is_floating_point() and value.dim() else value
-            for name, value in found.items() if name != "master"}
     return result
