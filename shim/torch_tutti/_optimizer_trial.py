@@ -26,8 +26,9 @@ Group = dict[str, Any]
 
 
 class Finding(NamedTuple):
-    """The result of a trial. is_elementwise: the optimizer treats all elements alike, so it may step flat pieces; else
-    it looks at whole parameters. clip: the name of the option by which it clips the norm of all gradients, or None."""
+    """The result of a trial. is_elementwise: the optimizer treats all elements in the same way, so it may step flat
+    pieces; else it looks at whole parameters. clip: the name of the option by which it clips the norm of all gradients,
+    or None."""
     is_elementwise: bool
     clip: str | None = None
 
@@ -90,38 +91,38 @@ def settings_of(group: Group) -> dict[str, Any]:
 
 
 # ---- the trial ----
-def examine(optimizer: torch.optim.Optimizer, groups: Sequence[Group], who: str, advice: str,
+def examine(optimizer: torch.optim.Optimizer, groups: Sequence[Group], call: str, advice: str,
             shape_of: Callable[[Tensor], torch.Size] = lambda parameter: parameter.shape) -> Finding:
     """Returns what an optimizer looks at. It, its parameters and the random state stay as they are. groups: its groups.
-    who, advice: the begin and the end of error texts. shape_of: returns the shape of a parameter in the model. Raises
+    call, advice: the begin and the end of error texts. shape_of: returns the shape of a parameter in the model. Raises
     NotImplementedError if the optimizer looks at several parameters together in another way than by a clip, or cannot
     be stepped in a trial."""
-    refuse_known(optimizer, who)
+    refuse_known(optimizer, call)
     try:
         found: Finding = _in_trial(lambda: _examine(optimizer, groups, shape_of))
         return found
     except _Refusal as error:
-        raise NotImplementedError(f"{who}: {type(optimizer).__name__} {error}; {advice}") from None
+        raise NotImplementedError(f"{call}: {type(optimizer).__name__} {error}; {advice}") from None
 
 
-def refuse_idle(optimizer: torch.optim.Optimizer, who: str, advice: str) -> None:
+def refuse_idle(optimizer: torch.optim.Optimizer, call: str, advice: str) -> None:
     """Raises NotImplementedError if the steps of an optimizer change no parameter of its groups, as if it wraps another
-    one. One that cannot be stepped in a trial is taken. who, advice: as for examine()."""
+    one. One that cannot be stepped in a trial is taken. call, advice: as for examine()."""
     try:
         _in_trial(lambda: _first_run(optimizer, optimizer.param_groups, lambda parameter: parameter.shape))
     except _Idle as error:
-        raise NotImplementedError(f"{who}: {type(optimizer).__name__} {error}; {advice}") from None
+        raise NotImplementedError(f"{call}: {type(optimizer).__name__} {error}; {advice}") from None
     except _Refusal:
         pass
 
 
-def refuse_known(optimizer: torch.optim.Optimizer, who: str) -> None:
+def refuse_known(optimizer: torch.optim.Optimizer, call: str) -> None:
     """Raises NotImplementedError for optimizers of torch that neither zero nor a parameter server can step."""
     if isinstance(optimizer, torch.optim.LBFGS):
-        raise NotImplementedError(f"{who}: LBFGS computes the loss several times in a step, and looks at all "
+        raise NotImplementedError(f"{call}: LBFGS computes the loss several times in a step, and looks at all "
                                   "parameters together; here a step has one gradient")
     if isinstance(optimizer, torch.optim.SparseAdam):
-        raise NotImplementedError(f"{who}: SparseAdam needs sparse gradients, but the ranks average dense ones; use "
+        raise NotImplementedError(f"{call}: SparseAdam needs sparse gradients, but the ranks average dense ones; use "
                                   "torch.optim.Adam")
 
 

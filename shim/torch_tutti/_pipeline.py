@@ -160,14 +160,14 @@ class Pipeline:
         Collective over the group. stages: a module for each stage of stages_of(), in this order, or a single module.
 
         A module is called with tensors and with the keyword arguments that this rank gives to step() and eval(), and
-        returns a tensor or a tuple of tensors; the last one may return any object
-        that loss_fn accepts. Shapes and types are found at run time, and may change. loss_fn(output, target) returns
-        one number, the mean over the rows of a microbatch; or (sum, count), such as the sum of the losses of all tokens
-        that are not padding, and their number. group: of tutti, with the ranks of the pipeline; None: the default
-        group. replicas: the ranks that have this rank's stages in other pipelines, with other data; the program
-        averages gradients over them after a step. It is used for (sum, count) only, whose counts are summed over
-        replicas, so that the average of gradients is the gradient of one process. Raises ValueError, on all ranks, for
-        modules that do not fit and if ranks have different pipelines.
+        returns a tensor or a tuple of tensors; the last one may return any object that loss_fn accepts. Shapes and
+        types are found at run time, and may change. loss_fn(output, target) returns one number, the mean over the rows
+        of a microbatch; or (sum, count), such as the sum of the losses of all tokens that are not padding, and their
+        number. group: of tutti, with the ranks of the pipeline; None: the default group. replicas: the ranks that have
+        this rank's stages in other pipelines, with other data; the program averages gradients over them after a step.
+        It is used for (sum, count) only, whose counts are summed over replicas, so that the average of gradients is the
+        gradient of one process. Raises ValueError, on all ranks, for modules that do not fit and if ranks have
+        different pipelines.
         """
         from torch_tutti._pipeline_runner import Runner
         return Runner(self, stages, loss_fn, group, replicas)

@@ -1,7 +1,7 @@
 """Losses that are sums: loss_fn returns (sum, count), and the loss of a batch is the sum of all sums divided by that of
 all counts, also those of other replicas.
 
-A rank knows the counts of a batch only after its first backward passes. So backward passes use a provisional scale, a
+The counts of a batch are known only after the first backward passes. So backward passes use a provisional scale, a
 power of two, and at the end of the step each rank multiplies the gradients of the step by the remaining factor. If the
 program gives the count before the step, the scale is final, and no gradient changes at the end.
 """
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 
 class Totals(NamedTuple):
-    """The end of a step as all ranks of the pipeline know it. is_counted: loss_fn returned (sum, count). loss, count:
+    """The totals of a step, equal on all ranks of the pipeline. is_counted: loss_fn returned (sum, count). loss, count:
     the sums of both. scale: the factor of the sums in backward passes. is_final: they need no other factor. held:
     on how many ranks zero holds gradients of several steps."""
     is_counted: bool
@@ -131,5 +131,6 @@ def gradients_of_step(modules: Iterable[nn.Module], others: set[nn.Parameter]) -
     finally:
         for p, gradient in earlier:
             with torch.no_grad():
-                p.grad is None or gradient.add_(p.grad)
+                if p.grad is not None:
+                    gradient.add_(p.grad)
             p.grad = gradient

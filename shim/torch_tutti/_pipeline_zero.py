@@ -41,8 +41,8 @@ class ShardedStages:
 
     @torch.no_grad()
     def finish(self, factor: float) -> None:
-        """Multiplies the gradients by a factor, and lets zero average them, unless the program holds them. Collective
-        over the groups of zero, later at the latest."""
+        """Multiplies the gradients by a factor, and lets zero average them, unless the program holds them. The ranks
+        average them later: collective over the groups of zero, at optimizer.step() at the latest."""
         for manager, numbers in self._numbers_of.items() if not self.is_held else ():
             for number in sorted(numbers, reverse=True):
                 parameter = manager.managed[number].parameter

@@ -1,5 +1,6 @@
 """Tests of zero.shard with parameters that are no replicas: `ignored=` leaves them alone, and without it a model with
-parts of layers or experts is refused. DistributedDataParallel, told to ignore the same parameters, is the judge."""
+parts of layers or experts is refused. DistributedDataParallel, which ignores the same parameters, gives the
+expected results."""
 import pytest
 import torch
 import torch.distributed as dist

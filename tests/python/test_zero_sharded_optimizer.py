@@ -1,5 +1,6 @@
 """zero.sharded: an optimizer whose state is divided among the ranks, without a model. With the gradients of one process
-it takes the steps of one process, to the bit; with average=True those of DistributedDataParallel."""
+the results are bit-identical to those of one process; with average=True they are those of
+DistributedDataParallel."""
 import copy
 from datetime import timedelta
 

@@ -1,5 +1,5 @@
 """Ranks with different numbers of batches: a block of join() ends as that of DistributedDataParallel; without it the
-error says which rank had fewer."""
+error names the rank that had fewer."""
 import contextlib
 from datetime import timedelta
 
@@ -65,7 +65,7 @@ def test_what_is_refused(fresh):
 
 
 def run_fewer(world):
-    """Without join() the error says which rank may have had fewer batches."""
+    """Without join() the error names the rank that may have had fewer batches."""
     model = network()
     model, optimizer = zero.shard(model, torch.optim.SGD(model.parameters(), lr=0.1), stage=2)
     with contextlib.ExitStack() as stack:

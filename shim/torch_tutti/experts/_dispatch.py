@@ -149,7 +149,8 @@ class Dispatcher:
             batch, begun = self._finish(begun), following
             try:
                 outputs = expert(batch.tokens, batch.counts)
-                if isinstance(batch._exchange, Messages):   # which cannot tell the others of a mistake
+                # Messages cannot report a mistake to the other ranks
+                if isinstance(batch._exchange, Messages):
                     self._check_outputs(outputs, part_weights, batch)
             except BaseException:                           # the other ranks must not wait for this one
                 self._abort()
@@ -260,8 +261,8 @@ class Dispatcher:
             raise problem
         invalid = of_ranks[:, STATUS].nonzero().flatten().tolist()
         if invalid:
-            raise ValueError(f"dispatch: rank {invalid[0]} of the group got invalid arguments; its own error says "
-                             "which")
+            raise ValueError(f"dispatch: rank {invalid[0]} of the group got invalid arguments; its own error "
+                             "describes them")
         for rank, (other_columns, other_dtype) in enumerate(of_ranks[:, [COLUMNS, DTYPE]].tolist()):
             if (other_columns, other_dtype) != (columns, dtype):
                 raise ValueError(f"dispatch: rank {self.rank} of the group has rows of {columns} x {tokens.dtype}, "

@@ -82,11 +82,11 @@ def in_step(step: str, rank: int) -> Iterator[None]:
                           f"error there before this step may be the cause: {error}") from error
 
 
-def check_tensors(what: str, **given: Any) -> None:
-    """Raises TypeError if one of the named arguments is not a tensor. what: the name of the function, for the error."""
+def check_tensors(call: str, **given: Any) -> None:
+    """Raises TypeError if one of the named arguments is not a tensor. call: the name of the function, for the error."""
     for name, value in given.items():
         if not isinstance(value, Tensor):
-            raise TypeError(f"{what}: {name} must be a tensor, not {type(value).__name__}")
+            raise TypeError(f"{call}: {name} must be a tensor, not {type(value).__name__}")
 
 
 def barrier(group: dist.ProcessGroup, failed: bool = False) -> None:
@@ -96,5 +96,5 @@ def barrier(group: dist.ProcessGroup, failed: bool = False) -> None:
     failed_rank = torch.tensor([group.rank() + 1.0 if failed else 0.0])
     all_reduce(failed_rank, dist.ReduceOp.MAX, group)
     if failed_rank and not failed:
-        raise ValueError(f"experts: rank {int(failed_rank) - 1} of the group got invalid arguments; its own error says "
-                         "which")
+        raise ValueError(f"experts: rank {int(failed_rank) - 1} of the group got invalid arguments; its own error "
+                         "describes them")

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 _IN_PLACE = ("mul_", "div_", "clamp_", "clamp_min_", "clamp_max_", "nan_to_num_", "zero_")
 # The same on lists of gradients.
 _IN_PLACE_LISTS = {f"_foreach_{name}": name for name in _IN_PLACE}
-
-
 # Divides the gradients of torch.amp.GradScaler by the scale, and looks for infinity and NaN.
 _UNSCALE = "_amp_foreach_non_finite_check_and_unscale_"
 
@@ -152,7 +150,8 @@ class Gradients:
         self._settle()
         if self.scale != 1.0:
             for piece in self.pieces:
-                piece is None or piece.mul_(self.scale)
+                if piece is not None:
+                    piece.mul_(self.scale)
             self.scale = 1.0
             self.norms.clear()
         piece = self.pieces[number]

@@ -1,5 +1,5 @@
 """Stages 1 to 3 without an optimizer: any optimizer that the program makes afterwards over the model's parameters steps
-this rank's pieces of them."""
+what this rank has of them: flat pieces, or whole parameters."""
 from __future__ import annotations
 
 import copy

@@ -134,7 +134,7 @@ class ZeroOptimizer(torch.optim.Optimizer):
             super().add_param_group(param_group)
 
     def divide_again(self) -> None:
-        """Divides the model anew after the program has changed which parameters have requires_grad; call it before the
+        """Divides the model again after the program has changed which parameters have requires_grad; call it before the
         next forward pass. Parameters that are trained now must be in a group of the optimizer (add_param_group). Those
         that were trained before keep their optimizer state, those that are frozen now lose it. Each rank needs memory
         for the whole model and its optimizer state for a moment. Collective, between a step and a backward pass."""
@@ -273,7 +273,8 @@ class ZeroOptimizer(torch.optim.Optimizer):
     @contextlib.contextmanager
     def whole(self) -> Iterator[None]:
         """In this context any code may read all parameters, with the values of the last step. Sharded parameters are
-        otherwise valid only inside the forward of their modules; then this is collective. Not for a backward pass."""
+        otherwise valid only inside the forward of their modules; then this is collective. Run backward passes after the
+        block."""
         with self._manager.whole():
             yield
 
@@ -363,7 +364,7 @@ class ZeroOptimizer(torch.optim.Optimizer):
             inner_group.clear()
             inner_group.update({**group, **self._changed_options, "params": parameters})
         step_without_hooks(self._inner)
-        # what the optimizer keeps in its groups, such as the number of its steps
+        # the optimizer's own entries in its groups, such as the number of its steps
         for inner_group, group in zip(self._inner.param_groups, self.param_groups):
             group.update({name: value for name, value in inner_group.items()
                           if name not in ("params", *self._changed_options)})

@@ -1,4 +1,4 @@
-"""Ends the division of a model, for good or to divide it anew with other parameters."""
+"""Ends the division of a model, for good or to divide it again with other parameters."""
 from __future__ import annotations
 
 import gc
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from torch_tutti.zero._model import Manager
     from torch_tutti.zero._optimizer import ZeroOptimizer
 
-# What a ZeroOptimizer has of its Manager, and gets anew when the model is divided anew.
+# Attributes of a ZeroOptimizer that belong to its Manager; divide_again() replaces them.
 _OF_MANAGER = ("_manager", "_core", "_rule", "_gradients", "_checkpoint", "_inner", "_pieces", "_settings",
                "_changed_options", "_local")
 

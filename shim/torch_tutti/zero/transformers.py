@@ -13,6 +13,7 @@ _SHARDED = ('zero.transformers.ZeroCallback: hosts="sharded" is not supported, b
             "rank 0 alone, which has only a part of it; use another placement, with equal numbers of ranks on all "
             "hosts, or Accelerate with torch_tutti.zero.accelerate.shard")
 
+
 class ZeroCallback(TrainerCallback):
     """Lets zero sum the gradients and take the steps of a Trainer: `trainer.add_callback(ZeroCallback(trainer,
     stage=2))`, after the callbacks that ask for checkpoints. The Trainer's checkpoints stay as they are, and a run with
