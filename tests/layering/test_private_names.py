@@ -18,6 +18,8 @@ PRIVATE = {
     "_functorch", "_current_level", "_version", "_unsafe_view",
     # and its end
     "_execution_engine",
+    # the move of a module
+    "_apply",
     # the norms of a list of gradients, and what GradScaler does with it
     "_foreach_norm", "_amp_foreach_non_finite_check_and_unscale_",
     # the hooks of an optimizer's steps, and what schedulers ask whether there was a step
@@ -25,9 +27,9 @@ PRIVATE = {
     # schedules for its pipelines, tensors for its checkpoints, trees of tensors
     "_PipelineScheduleRuntime", "_load_csv", "_make_wrapper_subclass", "_pytree",
 }
-# Of argparse, namedtuple and os; and texts: of torch's profiles, and in names of parameters.
-OTHERS = {"_SubParsersAction", "_asdict", "_exit", "_fields", "_replace", "_all_gather_base", "_reduce_scatter_base",
-          "_backward", "_extra_state"}
+# Of argparse, namedtuple, os and sys; and texts: of torch's profiles, and in names of parameters.
+OTHERS = {"_SubParsersAction", "_asdict", "_exit", "_fields", "_getframe", "_replace", "_all_gather_base",
+          "_reduce_scatter_base", "_backward", "_extra_state"}
 
 
 def private_names(tree):

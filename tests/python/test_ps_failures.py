@@ -134,8 +134,12 @@ def test_a_worker_that_fails_says_so(fresh):
 
 
 class Failing(torch.optim.SGD):
+    """Fails on a server's threads, so not in the trial of join()."""
+
     def step(self, closure=None):
-        raise ArithmeticError("this optimizer cannot")
+        if threading.current_thread() is not threading.main_thread():
+            raise ArithmeticError("this optimizer cannot")
+        super().step(closure)
 
 
 def optimizer_fails(world, backend):

@@ -1,6 +1,7 @@
 """Hooks that zero installs in torch's modules, and the replacement of the attribute `data` of parameters."""
 from __future__ import annotations
 
+import sys
 import weakref
 from typing import Any, Callable, Iterable
 
@@ -89,8 +90,8 @@ def _get_data(parameter: torch.nn.Parameter) -> torch.Tensor:
 
 def _set_data(parameter: torch.nn.Parameter, value: torch.Tensor) -> None:
     """Assigns new memory to a parameter. One in a core's memory stays there if the new memory has the same values, as
-    after Module.to("cpu:0"). Raises RuntimeError if they have another dtype. Other values are assigned, and the next
-    step raises an error."""
+    after Module.to("cpu:0"). So does a sharded one that a module moves: its values may come or go during the
+    comparison. Raises RuntimeError for another dtype. Other values are assigned, and the next step raises an error."""
     manager = _managers.find(parameter)
     if manager is None:
         _data.__set__(parameter, value)
@@ -98,6 +99,9 @@ def _set_data(parameter: torch.nn.Parameter, value: torch.Tensor) -> None:
         raise RuntimeError(f"zero: parameter {manager.managed[manager.number_of[parameter]].name} is {parameter.dtype} "
                            f"in zero's memory, where it stays, so it cannot become {value.dtype}; convert a model "
                            "before zero.shard, or a copy of it")
+    elif manager.uses is not None and sys._getframe(1).f_code is torch.nn.Module._apply.__code__:
+        if value.device.type != parameter.device.type:
+            _data.__set__(parameter, value)
     elif not _has_same_bits(parameter.detach(), value):
         _data.__set__(parameter, value)
 
