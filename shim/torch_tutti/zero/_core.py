@@ -71,9 +71,8 @@ class Names(NamedTuple):
 
 class Piece(NamedTuple):
     """This rank's piece of a parameter: its elements from number `at` on, as flat tensors. value: float64 for a float64
-    parameter, else float32. moments: None where the rule
-    has none. gradient: None before it is averaged. steps: updates so far. used: some rank has a gradient in this
-    step."""
+    parameter, else float32. moments: None where the rule has none. gradient: None before it is averaged. steps: updates
+    so far. used: some rank has a gradient in this step."""
     at: int
     value: torch.Tensor
     moments: tuple[torch.Tensor | None, torch.Tensor | None]

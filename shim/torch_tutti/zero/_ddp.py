@@ -37,7 +37,7 @@ def wrap_ddp(ddp: DistributedDataParallel, optimizer: torch.optim.Optimizer, *, 
                               or ddp._delay_all_reduce_params)):
         if is_used:
             raise ValueError(f"zero.wrap_ddp: the DistributedDataParallel has {feature}; make it without")
-    model, sharded = shard(ddp.module, optimizer, stage=stage, group=ddp.process_group, **options)
+    _, sharded = shard(ddp.module, optimizer, stage=stage, group=ddp.process_group, **options)
     sharded.shares_model = "is in a DistributedDataParallel, which would average no gradients any more"
     _take_over_gradients(ddp, sharded)
     return sharded

@@ -100,8 +100,8 @@ def _check_arguments(model: nn.Module, optimizer: torch.optim.Optimizer | None, 
     if gradients not in ("shards", "whole") or (gradients == "whole" and optimizer is not None):
         raise ValueError(f"zero.shard: gradients={gradients!r}; it must be 'shards', or 'whole' without an optimizer")
     if state_directory is not None and optimizer is None:
-        raise NotImplementedError("zero.shard: state_directory= needs the optimizer; one that is made afterwards runs in "
-                                  "Python and has its state in memory")
+        raise NotImplementedError("zero.shard: state_directory= needs the optimizer; one that is made afterwards runs "
+                                  "in Python and has its state in memory")
     if placement == "whole" and compression is not None:
         raise NotImplementedError("zero.shard: stage 0 does not compress gradients; DistributedDataParallel does with "
                                   "torch_tutti.compression.compress, and so do stages 1 to 3")
