@@ -3,6 +3,7 @@ norms that stay in float32."""
 import pytest
 import torch
 import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
 import torch.nn as nn
 from torch.nn.parallel import DistributedDataParallel
 from training import same_on_all_ranks
@@ -67,6 +68,29 @@ def mixed():
     (mixed, "momentum", {"stage": 0}), (mixed, "adam", {"stage": 3, "hosts": "sharded"})])
 def test_float64_and_several_types(shared, make, name, options):
     shared(2).run(run_float64, make, name, options)
+
+
+def run_float64_checkpoint(world, folder):
+    """An optimizer that has not stepped gets the moments of a checkpoint in float64."""
+    def make():
+        model = wide()
+        return zero.shard(model, adamw(model), stage=1)
+    (model, mine), (other, later) = make(), make()
+    for step in range(2):
+        go_back(model, mine, step, world.rank)
+        mine.step()
+    dcp.save({"training": mine.sharded_state()}, checkpoint_id=folder)
+    dcp.load({"training": later.sharded_state()}, checkpoint_id=folder)
+    torch.testing.assert_close(later.state_dict()["state"], mine.state_dict()["state"], rtol=0, atol=0)
+    for trained, optimizer in ((model, mine), (other, later)):
+        optimizer.zero_grad()
+        go_back(trained, optimizer, 2, world.rank)
+        optimizer.step()
+    equal(world, values(other), values(model))
+
+
+def test_float64_moments_of_checkpoints(shared, tmp_path):
+    shared(2).run(run_float64_checkpoint, str(tmp_path))
 
 
 def train_rounded(world, judge, model, optimizer, change=lambda x: x):

@@ -9,7 +9,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 from training import same_on_all_ranks
-from zero_training import Network, agree, go_back, refused, values
+from zero_training import Fading, Network, agree, go_back, refused, values
 
 from torch_tutti import experts, parallel, zero
 
@@ -34,13 +34,17 @@ def options(model):
     return [{"params": model.network.parameters()}, {"params": model.own.parameters(), "lr": 0.02}]
 
 
-def begin(world, stage):
+def begin(world, stage, kind=torch.optim.AdamW):
     judge, model = WithOwnExpert(world.rank), WithOwnExpert(world.rank)
     names = [f"own.{name}" for name in judge.own.state_dict()]
     DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(judge, names)
-    theirs = torch.optim.AdamW(options(judge), lr=0.01)
-    given = torch.optim.AdamW(options(model), lr=0.01)
+    theirs, given = kind(options(judge), lr=0.01), kind(options(model), lr=0.01)
     return DistributedDataParallel(judge), theirs, *zero.shard(model, given, stage=stage, ignored=[model.own])
+
+
+def same_own_values(model, judge):
+    for name, value in judge.own.state_dict().items():
+        assert torch.equal(model.own.state_dict()[name], value), name
 
 
 def run_own_expert(world, stage):
@@ -57,8 +61,7 @@ def run_own_expert(world, stage):
             go_back(trained, optimizer, step, world.rank)
             optimizer.step()
         agree(world, values(model.network), values(judge.module.network))
-        for name, value in judge.module.own.state_dict().items():
-            assert torch.equal(model.own.state_dict()[name], value), name
+        same_own_values(model, judge.module)
     of_ranks = [torch.empty(48, 48) for _ in range(world.size)]
     dist.all_gather(of_ranks, model.own[0].weight.detach())
     assert not torch.equal(*of_ranks)
@@ -70,6 +73,22 @@ def run_own_expert(world, stage):
 @pytest.mark.parametrize("stage", [0, 3])
 def test_ignored_parameters_are_each_ranks_own(shared, stage):
     shared(2).run(run_own_expert, stage)
+
+
+def run_counted_steps(world):
+    judge, theirs, model, mine = begin(world, 2, Fading)
+    for step in range(3):
+        for trained, optimizer in ((judge, theirs), (model, mine)):
+            optimizer.zero_grad()
+            go_back(trained, optimizer, step, world.rank)
+            optimizer.step()
+        agree(world, values(model.network), values(judge.module.network))
+        same_own_values(model, judge.module)
+    assert [group["steps"] for group in mine.param_groups] == [3, 3]
+
+
+def test_steps_that_are_counted_in_groups(shared):
+    shared(2).run(run_counted_steps)
 
 
 def run_clipped(world):

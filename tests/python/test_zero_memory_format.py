@@ -5,7 +5,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 import torch.nn as nn
 from torch.nn.parallel import DistributedDataParallel
-from zero_training import Images, agree, equal, go_back, train_beside, values
+from zero_training import Images, agree, equal, go_back, refused, train_beside, values
 
 from torch_tutti import zero
 
@@ -64,3 +64,24 @@ def run_formats(world, folder, options):
 @pytest.mark.parametrize("options", [{"stage": 0}, {"stage": 3}, {"stage": 3, "hosts": "sharded"}])
 def test_formats_are_kept(shared, tmp_path, options):
     shared(2).run(run_formats, str(tmp_path), options)
+
+
+def run_other_layouts(world):
+    """Elements would be exchanged in other orders. The model stays as it is, so it can be sharded in one format."""
+    model = Pictures(torch.channels_last if world.rank == 0 else torch.contiguous_format)
+    before = values(model)
+    refused(ValueError, r"parameter layers.2.weight has the shape \(11, 6, 3, 3\) and its dimensions in the order "
+            r"\[0, 2, 3, 1\] in memory on rank 0, but \(11, 6, 3, 3\) and \[0, 1, 2, 3\] on rank 1; give all ranks the "
+            "same model in the same memory format", lambda: zero.shard(model, momentum(model), stage=2))
+    assert torch.equal(values(model), before)
+    linear = nn.Linear(4 + 2 * world.rank, 6 - 2 * world.rank, bias=False)
+    refused(ValueError, r"weight has the shape \(6, 4\) .* on rank 0, but \(4, 6\) and \[0, 1\] on rank 1",
+            lambda: zero.shard(linear, stage=3))
+    model.layers.to(memory_format=torch.contiguous_format)
+    model.layers[-1].weight.data = model.layers[-1].weight.data.contiguous()
+    zero.shard(model, momentum(model), stage=2)
+    equal(world, values(model), before)
+
+
+def test_ranks_with_other_layouts(shared):
+    shared(2).run(run_other_layouts)

@@ -258,6 +258,23 @@ class Wrapped(torch.optim.Optimizer):
         self.inner.step()
 
 
+class Copying(torch.optim.Optimizer):
+    """Steps copies of its parameters with another optimizer."""
+
+    def __init__(self, params):
+        super().__init__(params, {})
+        self.copies = [p.detach().clone() for p in self.param_groups[0]["params"]]
+        self.inner = torch.optim.SGD(self.copies, lr=0.1)
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for p, copy in zip(self.param_groups[0]["params"], self.copies):
+            copy.grad = None if p.grad is None else p.grad.clone()
+        self.inner.step()
+        for p, copy in zip(self.param_groups[0]["params"], self.copies):
+            p.copy_(copy)
+
+
 def found(kind, model=Network, width=12, **options):
     optimizer = kind(model(width).parameters(), **options)
     return tuple(examine(optimizer, optimizer.param_groups, "zero", "stop"))
@@ -299,6 +316,22 @@ def test_trial_leaves_numbers_in_groups():
     optimizer.param_groups[0]["step"] = torch.zeros(())
     examine(optimizer, optimizer.param_groups, "zero", "stop")
     assert optimizer.param_groups[0]["step"] == 0 and optimizer.defaults["max_grad_norm"] == 0.05
+
+
+def run_wrapped(world):
+    """Stage 0 refuses a wrapper that steps nothing itself, and takes one that does."""
+    model = Network(12)
+    refused(NotImplementedError, "Wrapped does not change the parameters of its param_groups .*; use "
+            r"zero.shard\(model, stage=0\) without an optimizer",
+            lambda: zero.shard(model, Wrapped(torch.optim.SGD(model.parameters())), stage=0))
+    judge = DistributedDataParallel(Network(12))
+    theirs, given = Copying(judge.parameters()), Copying(model.parameters())
+    model, mine = zero.shard(model, given, stage=0)
+    close(train(world, model, mine, range(2), schedule=False), train(world, judge, theirs, range(2), schedule=False))
+
+
+def test_wrappers_in_stage_0(shared):
+    shared(2).run(run_wrapped)
 
 
 def run_refusals(world):

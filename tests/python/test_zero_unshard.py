@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn.parallel import DistributedDataParallel
 from training import same_on_all_ranks
-from zero_training import OPTIMIZERS, Network, go_back, pair, refused, trained, values
+from zero_training import OPTIMIZERS, Network, equal, go_back, pair, refused, trained, values
 
 from torch_tutti import zero
 
@@ -106,6 +106,66 @@ def test_what_is_refused(fresh):
 
 
 # ---- parameters that are trained later ----
+def run_narrow(world):
+    """State stays in float32, whatever the type of the parameters is."""
+    model = network().bfloat16()
+    model.scale.requires_grad_(False)
+    adamw = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-3)
+    model, optimizer = zero.shard(model, adamw, stage=1)
+    take_steps(world, range(3), (model, optimizer))
+    before, rounded = optimizer.state_dict()["state"], values(model)
+    optimizer.divide_again()
+    torch.testing.assert_close(optimizer.state_dict()["state"], before, rtol=0, atol=0)
+    model.scale.requires_grad_(True)
+    optimizer.add_param_group({"params": [model.scale]})
+    after = optimizer.state_dict()["state"]
+    torch.testing.assert_close({number: after[number] for number in before}, before, rtol=0, atol=0)
+    assert torch.equal(values(model), rounded)
+    take_steps(world, range(3, 4), (model, optimizer))
+    same_on_all_ranks(world, values(model))
+
+
+def test_narrow_types_keep_float32_state(shared):
+    shared(2).run(run_narrow)
+
+
+class Coupled(torch.optim.SGD):
+    """Divides the gradients by the mean over all parameters, if a group asks for it."""
+
+    def step(self, closure=None):
+        if any(group.get("couples") for group in self.param_groups):
+            found = [p.grad for group in self.param_groups for p in group["params"] if p.grad is not None]
+            mean = torch.cat([gradient.abs().flatten() for gradient in found]).mean()
+            for gradient in found:
+                gradient.div_(mean)
+        super().step()
+
+
+def run_failed_division(world):
+    """After a group that zero refuses the optimizer has ended, and the model can be divided with another one."""
+    model = network()
+    model.scale.requires_grad_(False)
+    given = Coupled([p for p in model.parameters() if p.requires_grad], lr=0.1)
+    model, optimizer = zero.shard(model, given, stage=2)
+    take_steps(world, range(2), (model, optimizer))
+    before = values(model)
+    model.scale.requires_grad_(True)
+    refused(NotImplementedError, "Coupled looks at several parameters together",
+            lambda: optimizer.add_param_group({"params": [model.scale], "couples": True}))
+    for call in (optimizer.step, optimizer.zero_grad, optimizer.state_dict, optimizer.divide_again):
+        refused(RuntimeError, "zero: this optimizer has ended by unshard.., or by an error in divide_again..; "
+                ".* continue from a checkpoint", call)
+    equal(world, values(model), before)
+    model, optimizer = zero.shard(model, torch.optim.SGD(model.parameters(), lr=0.1), stage=2)
+    take_steps(world, range(2, 3), (model, optimizer))
+    assert not torch.equal(values(model), before)
+    same_on_all_ranks(world, values(model))
+
+
+def test_optimizer_ends_if_a_group_is_refused(shared):
+    shared(2).run(run_failed_division)
+
+
 def run_unfrozen(world, name, options):
     """Fine-tuning: first one block and the scale are trained, then all; then the scale no more."""
     kind, settings = OPTIMIZERS[name]

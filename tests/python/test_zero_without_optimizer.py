@@ -10,7 +10,7 @@ import torch.nn as nn
 from torch.nn.parallel import DistributedDataParallel
 from training import same_on_all_ranks
 from test_zero_optimizers import Matrices, Together
-from zero_training import STEPS, Network, Picky, agree, equal, ids_of, loss_of, refused, values
+from zero_training import STEPS, Fading, Network, Picky, agree, equal, ids_of, loss_of, refused, values
 
 from torch_tutti import zero
 
@@ -143,6 +143,39 @@ MOMENTUM = torch.optim.SGD, {"lr": 0.05, "momentum": 0.9}
 ])
 def test_optimizers_that_are_made_afterwards(shared, size, make, kind, settings, options):
     shared(size).run(run_late, make, kind, settings, options)
+
+
+def run_counted_steps(world):
+    judge, model = DistributedDataParallel(network()), zero.shard(network(), stage=2)
+    theirs, mine = (Fading(trained.parameters()) for trained in (judge, model))
+    for step in range(3):
+        for trained, optimizer in ((judge, theirs), (model, mine)):
+            optimizer.zero_grad()
+            go_back(trained, step, world.rank, 1)
+            optimizer.step()
+    agree(world, values(model), values(judge.module))
+    assert mine.param_groups[0]["steps"] == 3
+
+
+def test_steps_that_are_counted_in_groups(shared):
+    shared(2).run(run_counted_steps)
+
+
+def run_outside(world):
+    """The optimizer of trained parameters outside the model is refused, and another one becomes the model's."""
+    model, outside = zero.shard(network(), stage=2), nn.Parameter(torch.ones(1))
+    before = values(model)
+    go_back(model, 0, world.rank, 1)
+    refused(ValueError, "the SGD has trained parameters that are not in the model that zero.shard divided; make "
+            "another optimizer for them", torch.optim.SGD([*model.parameters(), outside], lr=0.1).step)
+    assert torch.equal(values(model), before)
+    torch.optim.SGD(model.parameters(), lr=0.1).step()
+    assert not torch.equal(values(model), before)
+    same_on_all_ranks(world, values(model))
+
+
+def test_trained_parameters_outside_the_model(shared):
+    shared(2).run(run_outside)
 
 
 def sentences():

@@ -23,6 +23,21 @@ OPTIMIZERS = {
 }
 
 
+class Fading(torch.optim.Optimizer):
+    """Its rate falls with the number of steps, which it counts in its groups, as some classes of other libraries do."""
+
+    def __init__(self, params, lr=0.1):
+        super().__init__(params, {"lr": lr, "steps": 0})
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            group["steps"] += 1
+            for p in group["params"]:
+                if p.grad is not None:
+                    p.sub_(p.grad, alpha=group["lr"] / group["steps"])
+
+
 # ---- models ----
 class Residual(nn.Module):
     def __init__(self, width):
