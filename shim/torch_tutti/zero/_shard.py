@@ -71,8 +71,8 @@ def shard(model: nn.Module, optimizer: torch.optim.Optimizer | None = None, *, s
     an error. After backward() `grad` has no memory: it can be clipped, scaled and asked for its norm, by all ranks
     together. Buffers start as rank 0's, and are each rank's own afterwards. AdamW, Adam and SGD run in C unless a
     parameter is float64, bit-identical to torch's. Any other optimizer is tried on small tensors: if it treats all
-    elements alike it runs on flat parts, otherwise on whole parameters, each on one rank. NotImplementedError, unless
-    stage is 0, if it looks at several parameters together.
+    elements alike it runs on flat parts, otherwise on whole parameters, each on one rank. NotImplementedError if it
+    changes no parameter, as if it wraps another optimizer, or, unless stage is 0, looks at several together.
     """
     placement = _placement_of(stage, hosts)
     _check_arguments(model, optimizer, gradients, placement, precision, compression, state_directory)
