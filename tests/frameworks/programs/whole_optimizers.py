@@ -6,7 +6,6 @@ difference of a parameter, relative to the largest change of any.
 import sys
 import types
 from importlib import import_module
-from importlib.metadata import distribution
 from pathlib import Path
 
 import torch
@@ -34,11 +33,13 @@ OPTIMIZERS = {
 
 
 def timm(module):
-    """Returns a module of timm.optim. timm's other parts need torchvision, so it imports none of them."""
+    """Returns a module of timm.optim. timm's other parts need torchvision, so it imports none of them, and
+    tests/frameworks/setup puts timm into a folder of its own."""
+    folder = next(Path(sys.prefix).glob("timm==*"))
     for package in ("timm", "timm.optim"):
         if package not in sys.modules:
             sys.modules[package] = types.ModuleType(package)
-            sys.modules[package].__path__ = [str(Path(distribution("timm").locate_file(package.replace(".", "/"))))]
+            sys.modules[package].__path__ = [str(folder / package.replace(".", "/"))]
     return import_module(f"timm.optim.{module}")
 
 
