@@ -42,8 +42,8 @@ def run_uneven(world, name, divides_by_all, options):
 
 
 @pytest.mark.parametrize("size, name, divides_by_all, options", [
-    (3, "adamw", True, {"stage": 3}), (2, "momentum", False, {"stage": 0, "ahead": True}),
-    (2, "none", True, {"stage": 2})])
+    (3, "adamw", True, {"stage": 1}), (2, "momentum", False, {"stage": 0, "ahead": True}),
+    (2, "none", True, {"stage": 3})])
 def test_ends_as_ddp(shared, size, name, divides_by_all, options):
     shared(size).run(run_uneven, name, divides_by_all, options)
 
