@@ -53,6 +53,17 @@ static inline uint16_t float16_from_float(float number)
     return (uint16_t)(whole > 0x7f800000u ? 0x7e00u : (bits >> 16 & 0x8000u) | rounded);
 }
 
+/* ---- either ---- */
+/* Converts a number from and to `dtype`, BFLOAT16 or FLOAT16. */
+static inline float narrow_to_float(uint16_t bits, tutti_dtype dtype)
+{
+    return dtype == TUTTI_BFLOAT16 ? bfloat16_to_float(bits) : float16_to_float(bits);
+}
+static inline uint16_t narrow_from_float(float number, tutti_dtype dtype)
+{
+    return dtype == TUTTI_BFLOAT16 ? bfloat16_from_float(number) : float16_from_float(number);
+}
+
 /* ---- steps ---- */
 enum update_rule { UPDATE_SGD, UPDATE_ADAM, UPDATE_ADAMW, UPDATE_RULES };
 /* Computes the square roots of `count` numbers; `to` may be `from`. The form is that of vmsSqrt of Intel's MKL, whose

@@ -43,15 +43,6 @@ tutti_status optimizer_init(struct optimizer *optimizer, const struct partition 
     if (!optimizer->state || !optimizer->steps) return status_fail(TUTTI_NO_MEMORY, "zero: no memory for an optimizer");
     return optimizer_open_file(optimizer, config->state_directory);
 }
-/* Converts a number to and from `dtype`, BFLOAT16 or FLOAT16. */
-static uint16_t narrow_from_float(float number, tutti_dtype dtype)
-{
-    return dtype == TUTTI_BFLOAT16 ? bfloat16_from_float(number) : float16_from_float(number);
-}
-static float narrow_to_float(uint16_t bits, tutti_dtype dtype)
-{
-    return dtype == TUTTI_BFLOAT16 ? bfloat16_to_float(bits) : float16_to_float(bits);
-}
 void optimizer_finish(struct optimizer *optimizer)
 {
     for (int u = 0; optimizer->state && !optimizer->file.memory && u < optimizer->partition->units; u++) {

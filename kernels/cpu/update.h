@@ -11,14 +11,7 @@ INLINE float gradient_load_float(const void *from, size_t i, bool is_float32)
 /* Returns element i of `from`, whose numbers are FLOAT32, BFLOAT16 or FLOAT16. */
 INLINE float number_load_float(const void *from, size_t i, tutti_dtype dtype)
 {
-    if (dtype == TUTTI_FLOAT32) return ((const float *)from)[i];
-    uint16_t bits = ((const uint16_t *)from)[i];
-    return dtype == TUTTI_BFLOAT16 ? bfloat16_to_float(bits) : float16_to_float(bits);
-}
-/* Returns the bits of a number in `dtype`, BFLOAT16 or FLOAT16. */
-INLINE uint16_t narrow_from_float(float number, tutti_dtype dtype)
-{
-    return dtype == TUTTI_BFLOAT16 ? bfloat16_from_float(number) : float16_from_float(number);
+    return dtype == TUTTI_FLOAT32 ? ((const float *)from)[i] : narrow_to_float(((const uint16_t *)from)[i], dtype);
 }
 
 /* ---- one element; the moments are updated in place ---- */
