@@ -111,6 +111,8 @@ tutti_status state_file_write_behind(struct state_file *file, int unit)
 {
     if (!file->memory) return TUTTI_OK;
     const struct file_range *range = &file->range[unit];
+    /* A length of 0 would mean all that follows. */
+    if (range->begin == range->end) return TUTTI_OK;
     int before = file->last_unit;
     file->last_unit = unit;
     /* The wait for this write, after the next update, reports its errors. */

@@ -57,7 +57,7 @@ static void test_without_a_directory_nothing_happens(void **state)
     assert_true(state_file_write_behind(&file, 1) == TUTTI_OK);
     state_file_close(&file);
 }
-static void refuse(const char *directory, const size_t *bytes, int units, const char *text)
+static void expect_refusal(const char *directory, const size_t *bytes, int units, const char *text)
 {
     struct state_file file;
     assert_true(state_file_open(&file, directory, bytes, units) == TUTTI_INVALID_ARGUMENT);
@@ -68,9 +68,9 @@ static void test_refusals(void **state)
 {
     (void)state;
     const size_t huge = (size_t)1 << 60;
-    refuse("missing/directory", bytes_of_units, UNITS, "No such file or directory");
-    refuse("/proc", bytes_of_units, UNITS, "a file cannot be created");
-    if (!working_directory_is_in_memory()) refuse(".", &huge, 1, "there is no room");
+    expect_refusal("missing/directory", bytes_of_units, UNITS, "No such file or directory");
+    expect_refusal("/proc", bytes_of_units, UNITS, "a file cannot be created");
+    if (!working_directory_is_in_memory()) expect_refusal(".", &huge, 1, "there is no room");
 }
 unit_function test_state_file;
 int test_state_file(void)
