@@ -13,7 +13,7 @@ from torch import Tensor
 
 # The attributes in which torch's optimizers have the hooks of their steps.
 HOOKS_OF_STEPS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
-# Steps of a trial. What an optimizer does only later is not found.
+# How many steps a trial takes. A trial does not find effects that begin after them.
 _STEPS = 6
 # The longest dimensions of trial tensors with up to two, and with more dimensions. Adafactors may treat dimensions
 # shorter than 16 or 128 in another way.
@@ -60,10 +60,10 @@ def optimizer_like(given: torch.optim.Optimizer, groups: list[Group]) -> torch.o
     return result
 
 
-def step_without_hooks(optimizer: torch.optim.Optimizer) -> None:
-    """Takes a step of an optimizer of pieces, without torch's hooks for the steps of all optimizers: these run once in
-    a step of the ZeroOptimizer."""
-    step: Any = type(optimizer).step
+def step_without_hooks(optimizer: torch.optim.Optimizer, kind: type[torch.optim.Optimizer] | None = None) -> None:
+    """Takes a step of an optimizer inside another one, without torch's hooks for the steps of all optimizers: these run
+    once, in the step of the outer one. kind: the class whose step it is; None: that of the optimizer."""
+    step: Any = (kind or type(optimizer)).step
     (step.__wrapped__ if getattr(step, "hooked", False) else step)(optimizer)
 
 

@@ -7,7 +7,6 @@ import weakref
 from typing import Any, Iterable
 
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.autograd import Variable
 from torch.optim.optimizer import register_optimizer_step_pre_hook
@@ -87,14 +86,11 @@ class WholeGradients(Gradients):
             return
         self._settle()
         self.are_shown = True
-        ranks = dist.get_world_size(self.group)
         for number, parameter in enumerate(self.parameters):
             piece = self.core.piece(number)
             if piece.used:
-                flat = parameter.new_empty(parameter.numel())
-                own = flat.new_empty(0) if piece.gradient is None else piece.gradient
-                dist.all_gather(list(flat.split(self.core.counts(number, ranks))), own, self.group)
-                parameter.grad = manager.managed[number].shaped(flat)
+                own = parameter.new_empty(0) if piece.gradient is None else piece.gradient
+                parameter.grad = manager.optimizer._checkpoint._gather_whole(number, "gradient", parameter.shape, own)
 
 
 class LateSteps:

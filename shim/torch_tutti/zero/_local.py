@@ -19,7 +19,8 @@ class LocalParameters:
 
     def step(self, groups: list[dict[str, Any]]) -> None:
         """Takes a step with the current options of these groups, and sets the gradients to None."""
-        copy_options(groups, self.optimizer)
+        for own_group, group in zip(self.optimizer.param_groups, groups):
+            own_group.update({name: value for name, value in group.items() if name != "params"})
         if self.parameters:
             step_without_hooks(self.optimizer)
             self.zero_grad()
@@ -38,9 +39,3 @@ class LocalParameters:
         if any(parameter is each for each in self.parameters):
             self.optimizer.state[parameter] = {name: value.clone() if torch.is_tensor(value) else value
                                                for name, value in state.items()}
-
-
-def copy_options(groups: list[dict[str, Any]], optimizer: torch.optim.Optimizer) -> None:
-    """Copies the options of groups, but not their parameters, into the groups of an optimizer."""
-    for own_group, group in zip(optimizer.param_groups, groups):
-        own_group.update({name: value for name, value in group.items() if name != "params"})

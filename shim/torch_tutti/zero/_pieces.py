@@ -52,7 +52,7 @@ class WholeParameters(Pieces):
         self.core, self.managed, self.group = manager.core, manager.managed, manager.group
         self.is_whole = True
         self.rank, self.ranks = dist.get_rank(self.group), dist.get_world_size(self.group)
-        self.owner = balance([parameter.numel() for _, parameter, _ in self.managed], self.ranks)
+        self.owner = balance([parameter.numel() for _, parameter, _ in self.managed], [0] * self.ranks)
         # for each number, how many elements each rank has in its piece
         self.counts = [self.core.counts(number, self.ranks) for number in range(len(self.managed))]
         # the numbers of each unit, in the order of owners
@@ -132,9 +132,10 @@ class WholeParameters(Pieces):
         return list(received.split([self.counts[number][self.rank] for number in numbers]))
 
 
-def balance(sizes: list[int], ranks: int) -> list[int]:
-    """Returns a rank for each of the sizes, so that the sums of all ranks are about equal."""
-    totals, found = [0] * ranks, [0] * len(sizes)
+def balance(sizes: list[int], totals: list[int]) -> list[int]:
+    """Returns a rank for each of the sizes, so that the sums of all ranks are about equal: the largest first, each to
+    the rank with the least. totals: the sum of each rank so far, to which this adds."""
+    found = [0] * len(sizes)
     for index in sorted(range(len(sizes)), key=lambda index: -sizes[index]):
         found[index] = totals.index(min(totals))
         totals[found[index]] += sizes[index]

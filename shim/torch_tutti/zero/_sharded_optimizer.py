@@ -11,9 +11,10 @@ import torch
 import torch.distributed as dist
 
 from torch_tutti._calls import group_of
+from torch_tutti._optimizer_trial import step_without_hooks
 from torch_tutti.zero._arrival import ARRIVAL_TIMEOUT, Arrivals
 from torch_tutti.zero._averages import average_gradients, broadcast_values, check_same_tensors
-from torch_tutti._optimizer_trial import step_without_hooks
+from torch_tutti.zero._pieces import balance
 
 
 def sharded(params: Iterable[Any], optimizer_class: type[torch.optim.Optimizer], *, average: bool = False,
@@ -56,11 +57,8 @@ class Ownership:
         if they have different parameters. Collective."""
         added = list(dict.fromkeys(p for group in groups for p in group["params"] if p not in self.owner_of))
         check_same_tensors("zero.sharded", {f"parameter {number}": p for number, p in enumerate(added)}, self.group)
-        # the largest first, each to the rank that has the fewest elements
-        for parameter in sorted(added, key=lambda p: -p.numel()):
-            owner = min(range(self.ranks), key=self.elements_of.__getitem__)
-            self.owner_of[parameter] = owner
-            self.elements_of[owner] += parameter.numel() * parameter.requires_grad
+        sizes = [parameter.numel() * parameter.requires_grad for parameter in added]
+        self.owner_of.update(zip(added, balance(sizes, self.elements_of)))
         broadcast_values([added], self.group)
 
     def is_own(self, parameter: torch.Tensor) -> bool:
@@ -143,10 +141,15 @@ class ShardedOptimizer(torch.optim.Optimizer):
     def _take_parameters(self, groups: list[dict[str, Any]]) -> None:
         """Divides the parameters of new groups among the ranks. Collective."""
         self._ownership.add_parameters(groups)
-        _check_independence(type(self).__bases__[1], groups, self._options)
+        _check_independence(self._given_class, groups, self._options)
         # some classes create a state in their constructors
         for parameter in [p for group in groups for p in group["params"] if not self._ownership.is_own(p)]:
             self.state.pop(parameter, None)
+
+    @property
+    def _given_class(self) -> type[torch.optim.Optimizer]:
+        """The class of optimizers that the program gave."""
+        return type(self).__bases__[1]
 
     # ---- a step ----
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -159,7 +162,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
         if self._averages and not self._are_averaged:
             self.average_gradients()
         with self._ownership.only_own(self.param_groups):
-            _step_given_class(self)
+            step_without_hooks(self, self._given_class)
         self._are_averaged = False
         self._ownership.send_values()
         return result
@@ -206,12 +209,6 @@ class ShardedOptimizer(torch.optim.Optimizer):
         dropped = {saved for saved, parameter in zip(saved_ids, parameters) if not self._ownership.is_own(parameter)}
         kept = {saved: state for saved, state in state_dict["state"].items() if saved not in dropped}
         super().load_state_dict({**state_dict, "state": kept})
-
-
-def _step_given_class(optimizer: ShardedOptimizer) -> None:
-    """Takes a step as the given class does, without torch's hooks of steps, which the step of ShardedOptimizer runs."""
-    step: Any = super(ShardedOptimizer, optimizer).step
-    (step.__func__.__wrapped__ if getattr(step, "hooked", False) else step.__func__)(optimizer)
 
 
 def _check_independence(kind: type[torch.optim.Optimizer], groups: list[dict[str, Any]],

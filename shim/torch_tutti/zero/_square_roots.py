@@ -25,7 +25,7 @@ ROUNDED = SquareRoots(None, 0)
 
 @functools.cache
 def square_roots_of_torch() -> SquareRoots | None:
-    """Returns the function that computes what torch.sqrt does for float32 on this CPU, or None if there is none."""
+    """Returns the function with the results of torch.sqrt for float32 on this CPU. None: no known function has them."""
     numbers = torch.rand(4096, generator=torch.Generator().manual_seed(1)) ** 8
     expected = numbers.sqrt()
     if torch.equal(numbers.double().sqrt().float(), expected):
