@@ -47,6 +47,18 @@ def same_own_values(model, judge):
         assert torch.equal(model.own.state_dict()[name], value), name
 
 
+def train_both(world, step, judged, sharded):
+    """Takes a step with both. Then they have the same parameters, also the ignored ones. judged, sharded: a model and
+    its optimizer."""
+    for trained, optimizer in (judged, sharded):
+        optimizer.zero_grad()
+        go_back(trained, optimizer, step, world.rank)
+        optimizer.step()
+    (judge, _), (model, _) = judged, sharded
+    agree(world, values(model.network), values(judge.module.network))
+    same_own_values(model, judge.module)
+
+
 def run_own_expert(world, stage):
     judge, theirs, model, mine = begin(world, stage)
     for step in range(STEPS):
@@ -56,12 +68,7 @@ def run_own_expert(world, stage):
             other.load_state_dict(model.state_dict())
             mine.load_state_dict(state)
             model = other
-        for trained, optimizer in ((judge, theirs), (model, mine)):
-            optimizer.zero_grad()
-            go_back(trained, optimizer, step, world.rank)
-            optimizer.step()
-        agree(world, values(model.network), values(judge.module.network))
-        same_own_values(model, judge.module)
+        train_both(world, step, (judge, theirs), (model, mine))
     of_ranks = [torch.empty(48, 48) for _ in range(world.size)]
     dist.all_gather(of_ranks, model.own[0].weight.detach())
     assert not torch.equal(*of_ranks)
@@ -78,12 +85,7 @@ def test_ignored_parameters_are_each_ranks_own(shared, stage):
 def run_counted_steps(world):
     judge, theirs, model, mine = begin(world, 2, Fading)
     for step in range(3):
-        for trained, optimizer in ((judge, theirs), (model, mine)):
-            optimizer.zero_grad()
-            go_back(trained, optimizer, step, world.rank)
-            optimizer.step()
-        agree(world, values(model.network), values(judge.module.network))
-        same_own_values(model, judge.module)
+        train_both(world, step, (judge, theirs), (model, mine))
     assert [group["steps"] for group in mine.param_groups] == [3, 3]
 
 
