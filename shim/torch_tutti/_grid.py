@@ -3,6 +3,7 @@ include/tutti_groups.h), and torch's groups and device meshes for them. Only fun
 from __future__ import annotations
 
 import ctypes
+import hashlib
 import math
 from ctypes import byref, c_int
 from typing import TYPE_CHECKING, Any, Sequence
@@ -120,8 +121,8 @@ def _shown(numbers: Sequence[int]) -> str:
     return shown if len(numbers) <= 8 else f"{shown} … {numbers[-1]}"
 
 
-# The groups that grids have made, by default group, backend and ranks.
-_made_groups: dict[tuple[Any, str, tuple[int, ...]], Any] = {}
+# The groups that grids have made, and how often each was made, by default group, backend and ranks.
+_made_groups: dict[tuple[Any, str, tuple[int, ...]], tuple[Any, int]] = {}
 
 
 def _is_alive(group: Any) -> bool:
@@ -131,6 +132,24 @@ def _is_alive(group: Any) -> bool:
         return dist.get_backend(group) is not None
     except ValueError:                  # the program has destroyed the group
         return False
+
+
+def _make_group(ranks: tuple[int, ...], backend: str, desc: str, count: int) -> dist.ProcessGroup:
+    """Returns torch's new group of these ranks, whose `count`th it is. Collective over these ranks. A name of its own
+    makes it independent of other groups: new_group with local synchronization names a group by the number of groups
+    that the rank is in, and ranks with different numbers would wait for each other."""
+    import torch.distributed as dist
+
+    from torch_tutti._extension import backend_of
+    c10d, world = dist.distributed_c10d, dist.group.WORLD
+    tutti_backend = backend_of(world)
+    timeout = tutti_backend.options.timeout if tutti_backend is not None else c10d._get_default_timeout(backend)
+    digest = hashlib.sha256(str(ranks).encode()).hexdigest()[:16]
+    group, _ = c10d._new_process_group_helper(
+        len(ranks), ranks.index(dist.get_rank()), list(ranks), dist.Backend(backend), c10d._world.pg_map[world][1],
+        f"grid {digest} {backend} {count}", timeout=timeout, group_desc=desc)
+    c10d._world.pg_group_ranks[group] = {rank: index for index, rank in enumerate(ranks)}
+    return group
 
 
 class Grid:
@@ -159,8 +178,6 @@ class Grid:
         """Returns torch's group of the ranks that differ from this one only in these axes. Collective over these ranks
         the first time; all ranks must ask for different groups in the same order."""
         import torch.distributed as dist
-
-        from torch_tutti._extension import backend_of
         ranks, world, default_backend = tuple(self.ranks(names)), dist.group.WORLD, dist.get_backend()
         backend = self._backend or default_backend
         if len(ranks) == self.layout.ranks and backend == default_backend:
@@ -168,12 +185,11 @@ class Grid:
         for key in [key for key in _made_groups if key[0] is not world]:
             del _made_groups[key]       # its default group has been destroyed
         key = (world, backend, ranks)
-        if key not in _made_groups or not _is_alive(_made_groups[key]):
-            tutti_backend = backend_of(world)
-            _made_groups[key] = dist.new_group(
-                list(ranks), backend=self._backend, use_local_synchronization=True, group_desc=f"grid {names}",
-                timeout=tutti_backend.options.timeout if tutti_backend is not None else None)
-        return _made_groups[key]
+        group, count = _made_groups.get(key, (None, 0))
+        if group is None or not _is_alive(group):
+            group = _make_group(ranks, backend, f"grid {names}", count)
+            _made_groups[key] = group, count + 1
+        return group
 
     def mesh(self, *names: str, device: str = "cpu") -> DeviceMesh:
         """Returns a DeviceMesh with a dimension for each name, the slowest first: ("pp", "dp", "tp") for FSDP2, DTensor

@@ -111,6 +111,23 @@ def test_groups_of_torch(shared):
     shared(4).run(run_groups)
 
 
+def groups_before(world):
+    """Ranks 0 and 1 are in one group more than the others when the grid makes its own."""
+    dist.new_group([0, 1])
+    made, total = torch_tutti.grid(pp=2, tp=2), torch.tensor([float(world.rank)])
+    dist.all_reduce(total, group=made.group("pp"))
+    assert total == sum(made.ranks("pp"))
+    other, total = torch_tutti.grid(pp=2, tp=2, backend="gloo"), torch.tensor([float(world.rank)])
+    for _ in range(2):
+        dist.all_reduce(total, group=other.group("pp"))
+        dist.destroy_process_group(other.group("pp"))
+    assert total == 2 * sum(made.ranks("pp"))
+
+
+def test_ranks_in_different_numbers_of_groups(fresh):
+    fresh(4, timeout_s=10).run(groups_before)
+
+
 def run_meshes(world):
     made = torch_tutti.grid(tp=2, order="tp-dp-pp")
     mesh = made.mesh("dp", "tp")
