@@ -4,7 +4,8 @@ of experts, and the same back, on tutti and gloo. Then a decode step: a few toke
 
     torchrun --standalone --nproc-per-node 4 tests/bench/bench_experts.py
 
-All take turns; a call lasts from a common start to the last rank's return; medians, and ratios of them.
+Over several hosts (TUTTI_HOSTS=2 simulates two) it measures what messages between all ranks take, too, and decodes
+nothing. All take turns; a call lasts from a common start to the last rank's return; medians, and ratios of them.
 Experts do nothing, so what is measured is the way there and back.
 """
 
@@ -18,6 +19,7 @@ import torch.distributed as dist
 
 from steps import measure, median_ms
 from torch_tutti import experts
+from torch_tutti.experts._pool import shared_of
 
 Way = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]    # tokens, weights, chosen: what comes back
 
@@ -72,10 +74,22 @@ def by_hand(of: int, group: dist.ProcessGroup | None) -> Way:
     return way
 
 
+class ByMessages(experts.Dispatcher):
+    """Sends rows between all ranks by all_to_all_single."""
+
+    def _memory(self) -> None:
+        return None
+
+
 def all_ways(of: int) -> dict[str, Way]:
     gloo = dist.new_group(backend="gloo")
-    return {"experts": ours(experts.Dispatcher(of)), "by hand, tutti": by_hand(of, None),
+    between_all = {"by messages": ours(ByMessages(of))} if hosts() > 1 else {}
+    return {"experts": ours(experts.Dispatcher(of)), **between_all, "by hand, tutti": by_hand(of, None),
             "experts on gloo": ours(experts.Dispatcher(of, gloo)), "by hand, gloo": by_hand(of, gloo)}
+
+
+def hosts() -> int:
+    return shared_of(dist.group.WORLD).hosts.count
 
 
 # ---- one after the other ----
@@ -172,7 +186,7 @@ def main() -> None:
             title = f"{tokens} tokens of a rank, {name}"
             shown[title] = run(options, tokens)
             show(title, shown[title])
-    for tokens in 1, 16, 64:
+    for tokens in (1, 16, 64) if hosts() == 1 else ():
         show(f"{tokens} tokens of a rank, decoded", decoding(options, tokens))
     if options.picture and dist.get_rank() == 0:
         draw_picture(options.picture, shown)

@@ -14,6 +14,7 @@ from test_experts import numbers
 from torch.utils.checkpoint import checkpoint
 from torch_tutti import experts
 from torch_tutti.experts import _pool
+from torch_tutti.experts._hosts import Hosts
 from torch_tutti.experts._pool import Pool
 
 CHOSEN = torch.stack([torch.arange(9) % 4, torch.arange(1, 10) % 4], 1)
@@ -172,7 +173,7 @@ def test_extents_that_the_collector_frees(monkeypatch):
     raised = []
     monkeypatch.setattr(sys, "unraisablehook", lambda what: raised.append(what.exc_value))
     monkeypatch.setattr(_pool, "_library", Nothing)
-    pool = Pool(0, 2, 0, 1 << 20)
+    pool = Pool(0, Hosts([0, 0], 0), 1 << 20)
     pool._free = Interrupted(pool._free)
     for _ in range(3):
         for size in 4096, 8192:

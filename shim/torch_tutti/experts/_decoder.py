@@ -9,7 +9,7 @@ from torch import Tensor
 from torch_tutti._calls import group_of
 from torch_tutti.experts import _core
 from torch_tutti.experts._layout import check_tensors, barrier, fail_all_on_error, in_step
-from torch_tutti.experts._pool import Pool, shared_of, round_up
+from torch_tutti.experts._pool import shared_of, round_up
 
 # Dispatches use three sets of arrays in turn. A rank may be in a dispatch that others have not called yet, so it must
 # not write to the arrays of the last two dispatches that they have called.
@@ -30,7 +30,7 @@ class Decoder:
         self.group = group_of("experts", group)
         self.rank, self.ranks, self.experts = self.group.rank(), self.group.size(), experts
         shared = shared_of(self.group)
-        if shared is None:
+        if shared is None or shared.hosts.count > 1:
             raise ValueError("experts: a Decoder needs all ranks of the group on one host, and tutti as its "
                              "backend; a Dispatcher needs neither")
         if experts < 1 or experts % self.ranks or capacity < 1 or columns < 1 or dtype not in _core.DTYPES:
@@ -42,7 +42,7 @@ class Decoder:
         self._array_bytes = round_up(self._per_rank * self.ranks * capacity * columns * dtype.itemsize)
         self._counts_bytes = round_up(self._per_rank * self.ranks * 8)
         pool_bytes = TURNS * (2 * self._array_bytes + self._counts_bytes)
-        self._extent = Pool(*shared.arguments, pool_bytes).take()
+        self._extent = shared.make_pool(pool_bytes).take()
         self._addresses = self._row_addresses()
         self._chosen = self._placed = torch.empty(0, 1, dtype=torch.int64)
 

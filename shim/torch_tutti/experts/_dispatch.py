@@ -4,7 +4,6 @@ All ranks exchange the counts of their rows first. A rank with invalid arguments
 other rank waits for its rows."""
 from __future__ import annotations
 
-from contextlib import suppress
 from typing import Any, Callable
 
 import torch
@@ -15,14 +14,16 @@ from torch.autograd.function import once_differentiable
 from torch_tutti._calls import group_of
 from torch_tutti.experts import _core
 from torch_tutti.experts._arrays import GRAD_OUTPUTS, GRAD_TOKENS, OUTPUTS, TOKENS
+from torch_tutti.experts._across import Across, fits
 from torch_tutti.experts._direct import Direct, bytes_of_arrays
-from torch_tutti.experts._layout import Layout, check_tensors, fail_all_on_error, in_step
+from torch_tutti.experts._hosts import Sends, plan_sends
+from torch_tutti.experts._layout import Layout, abort_on_error, check_tensors, fail_all_on_error, in_step
 from torch_tutti.experts._messages import Messages
-from torch_tutti.experts._pool import shared_of
+from torch_tutti.experts._pool import Extent, Shared, abort_group, abort_host, shared_of
 
-# The columns that follow the counts in the exchange: VALID or INVALID arguments, columns and dtype of tokens, whether
-# gradients are needed, offset and bytes of the rank's free shared memory.
-STATUS, COLUMNS, DTYPE, NEEDS_GRADIENT, FREE_OFFSET, FREE_BYTES = range(-6, 0)
+# The columns that follow the counts in the exchange: choices of a token, VALID or INVALID arguments, columns and dtype
+# of tokens, whether gradients are needed, offset and bytes of the rank's free shared memory.
+CHOICES, STATUS, COLUMNS, DTYPE, NEEDS_GRADIENT, FREE_OFFSET, FREE_BYTES = range(-7, 0)
 VALID, INVALID = 0, 1
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
@@ -107,10 +108,10 @@ class Dispatcher:
     """Sends tokens to experts that are divided among the ranks of a group.
 
     experts: their number on all ranks; each rank has the same number, in the order of ranks. group: None: the default
-    group. CPU tensors of float32, bfloat16 and float16 are exchanged through shared memory if all ranks are on one host
-    and tutti is the backend; all others by all_to_all. capacity: the most rows that a rank sends to an expert; further
-    rows are dropped; None: no limit. pad: arrays have the same shape for any choice of experts. Raises ValueError for
-    invalid arguments."""
+    group. CPU tensors of float32, bfloat16 and float16 are exchanged through shared memory on a host, and by one
+    message of a rank to each other host, if tutti is the backend; all others by all_to_all. capacity: the most rows
+    that a rank sends to an expert; further rows are dropped; None: no limit. pad: arrays have the same shape for any
+    choice of experts. Raises ValueError for invalid arguments."""
 
     def __init__(self, experts: int, group: dist.ProcessGroup | None = None, *, capacity: int | None = None,
                  pad: bool = False) -> None:
@@ -147,21 +148,13 @@ class Dispatcher:
         for index, (_, part_weights, _) in enumerate(parts):
             following = self._begin(parts[index + 1][0], parts[index + 1][2]) if index + 1 < chunks else begun
             batch, begun = self._finish(begun), following
-            try:
+            with abort_on_error(lambda: abort_group(self.group)):
                 outputs = expert(batch.tokens, batch.counts)
                 # Messages cannot report a mistake to the other ranks
                 if isinstance(batch._exchange, Messages):
                     self._check_outputs(outputs, part_weights, batch)
-            except BaseException:                           # the other ranks must not wait for this one
-                self._abort()
-                raise
             out.append(self.combine(outputs, part_weights, batch))
         return torch.cat(out)
-
-    def _abort(self) -> None:
-        """Aborts the group, if its backend can."""
-        with suppress(Exception):
-            self.group.abort()
 
     def _finish(self, batch: Batch) -> Batch:
         """Waits for the rows of a batch that _begin() started, and returns the batch."""
@@ -170,36 +163,53 @@ class Dispatcher:
         return batch
 
     def _begin(self, tokens: Tensor, chosen: Tensor) -> Batch:
-        """Exchanges counts, lays out the batch, and starts to send its rows: through shared memory if possible, else by
-        messages."""
+        """Exchanges counts, lays out the batch, and starts to send its rows."""
         experts, placed, counts, problem = self._assign_places(tokens, chosen)
+        memory, sends = self._memory(), None
         can_share = problem is None and tokens.device.type == "cpu" and tokens.dtype in _core.DTYPES
-        shared = shared_of(self.group) if can_share else None
+        shared = memory if can_share else None
+        if memory and memory.hosts.count > 1:
+            sends = plan_sends(memory.hosts, experts, placed, self.experts)
+            counts = torch.cat([counts, sends.counts])
         extent = shared.take() if shared else None
         free_range = (extent.at, extent.size) if extent else (0, 0)
-        of_ranks = self._exchange_counts(tokens, counts, free_range, problem)
+        of_ranks = self._exchange_counts(tokens, counts, experts.shape[1], free_range, problem)
         by_rank = of_ranks[:, :self.experts].contiguous()
         padded = self.capacity or 0 if self.pad else 0
         first, lengths = _core.offsets(by_rank, padded)
         layout = Layout(self.group, self.rank, experts, placed, by_rank, first, lengths[self.rank], padded,
                         tokens.shape[1], tokens.dtype, tokens.device)
-        exchange: Any = Messages(layout)
-        if shared:
-            needed = [bytes_of_arrays(count, layout.columns, layout.dtype) for count in lengths]
-            begins = of_ranks[:, FREE_OFFSET].tolist()
-            if extent is None or any(need > has for need, has in zip(needed, of_ranks[:, FREE_BYTES].tolist())):
-                extent, begins = shared.grow(max(needed)), [0] * self.ranks
-            exchange = Direct(layout, extent, begins, lengths)
+        exchange = self._exchange(layout, shared, sends, extent, of_ranks, lengths)
         if torch.is_grad_enabled() and of_ranks[:, NEEDS_GRADIENT].any() and not tokens.requires_grad:
             tokens = tokens.detach().requires_grad_()           # either all ranks run the backward pass, or none
         return Batch(layout, exchange, tokens.contiguous())
+
+    def _memory(self) -> Shared | None:
+        """Returns the memory that the ranks of a host share, or None, on all ranks, if there is none."""
+        return shared_of(self.group)
+
+    def _exchange(self, layout: Layout, shared: Shared | None, sends: Sends | None, extent: Extent | None,
+                  of_ranks: Tensor, lengths: list[int]) -> Any:
+        """Returns the exchange of a batch: through shared memory if possible, with messages to other hosts, else by
+        messages. sends: what this rank sends to other hosts; None: there is one host. extent: free memory of `shared`.
+        of_ranks: as _exchange_counts() returns it. lengths: for each rank, the rows of an array."""
+        if shared is None or sends and not fits(shared.hosts, int(of_ranks[:, CHOICES].max())):
+            return Messages(layout)
+        needed = [bytes_of_arrays(count, layout.columns, layout.dtype) for count in lengths]
+        begins = of_ranks[:, FREE_OFFSET].tolist()
+        if extent is None or any(need > has for need, has in zip(needed, of_ranks[:, FREE_BYTES].tolist())):
+            extent, begins = shared.grow(max(needed)), [0] * self.ranks
+        if sends is None:
+            return Direct(layout, extent, begins, lengths)
+        received = of_ranks[:, [self.experts + shared.hosts.own, CHOICES]].tolist()
+        return Across(layout, shared, sends, received, extent, begins, lengths)
 
     def combine(self, outputs: Tensor, weights: Tensor, batch: Batch) -> Tensor:
         """Returns the results of this rank's tokens, [tokens, columns]: for each the sum of its rows of outputs times
         their weights, without dropped rows. outputs: the experts' results, with the shape and dtype of batch.tokens.
         weights: [tokens, choices]. May be called once for a batch. If one rank's arguments are invalid, the others
-        raise ValueError if rows travel through shared memory; by messages they wait until they time out, or until that
-        rank ends."""
+        raise ValueError on one host, and AbortedError on several hosts; by all_to_all they wait until they time out, or
+        until that rank ends."""
         with fail_all_on_error(batch._exchange.fail_others):
             self._check_outputs(outputs, weights, batch)
         batch.combined = True
@@ -240,10 +250,11 @@ class Dispatcher:
             raise ValueError(f"dispatch: the chosen experts are {_kind(chosen)}; they must be integers of shape "
                              f"[{len(tokens)}, choices]")
 
-    def _exchange_counts(self, tokens: Tensor, counts: Tensor, free_range: tuple[int, int],
+    def _exchange_counts(self, tokens: Tensor, counts: Tensor, choices: int, free_range: tuple[int, int],
                          problem: Exception | None) -> Tensor:
-        """Exchanges counts. free_range: (offset, bytes) of this rank's free shared memory. problem: the error of this
-        rank's arguments, or None. Returns int64 [ranks, experts + 6]: each rank's counts, then STATUS to FREE_BYTES.
+        """Exchanges counts. choices: of a token. free_range: (offset, bytes) of this rank's free shared memory.
+        problem: the error of this rank's arguments, or None. Returns int64 [ranks, counts + 7]: each rank's counts,
+        then CHOICES to FREE_BYTES.
         Raises `problem`, or ValueError if another rank's arguments are invalid or its rows differ in columns or
         dtype."""
         device = tokens.device if isinstance(tokens, Tensor) else torch.device("cpu")
@@ -251,10 +262,10 @@ class Dispatcher:
         if problem is None:
             columns, dtype = tokens.shape[1], DTYPES.index(tokens.dtype)
             needs_gradient = tokens.requires_grad and torch.is_grad_enabled()
-        own_row = torch.cat([counts, torch.tensor([VALID if problem is None else INVALID, columns, dtype,
+        own_row = torch.cat([counts, torch.tensor([choices, VALID if problem is None else INVALID, columns, dtype,
                                                    needs_gradient, *free_range])])
         of_ranks = torch.empty(self.ranks, len(own_row), dtype=torch.int64, device=device)
-        with in_step("dispatch()", self.rank):
+        with abort_on_error(lambda: abort_host(self.group)), in_step("dispatch()", self.rank):
             dist.all_gather(list(of_ranks), own_row.to(device), group=self.group)
         of_ranks = of_ranks.cpu()
         if problem is not None:

@@ -52,10 +52,6 @@ class Layout:
             for expert, count in enumerate(counts):
                 parts[expert, rank, count:].zero_()
 
-    def barrier(self, failed: bool = False) -> None:
-        """Calls barrier() for the group of the layout."""
-        barrier(self.group, failed)
-
     def in_step(self, step: str) -> ContextManager[None]:
         """Calls in_step() for this rank."""
         return in_step(step, self.rank)
@@ -68,6 +64,17 @@ def fail_all_on_error(fail_others: Callable[[], None]) -> Iterator[None]:
         yield
     except Exception:
         fail_others()
+        raise
+
+
+@contextmanager
+def abort_on_error(abort: Callable[[], None]) -> Iterator[None]:
+    """A context for work for which other ranks wait without a barrier. If it raises an error, calls abort() and raises
+    the error."""
+    try:
+        yield
+    except BaseException:
+        abort()
         raise
 
 

@@ -1,4 +1,4 @@
-"""Memory that the ranks of a group share. Each rank has a part of it, takes extents (ranges of bytes) from its part
+"""Memory that the ranks of a host share. Each rank has a part of it, takes extents (ranges of bytes) from its part
 without asking other ranks, and sends them the offsets. An extent is free again when the last tensor in it is gone."""
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import ctypes
 import threading
 import weakref
 from collections import deque
+from contextlib import suppress
 from ctypes import byref, c_size_t, c_void_p
 from typing import Any
 
@@ -13,6 +14,7 @@ import torch
 from torch.distributed import ProcessGroup
 
 from torch_tutti._library import _check, _library
+from torch_tutti.experts._hosts import Hosts
 
 UNIT = 4096                                 # bytes; sizes of extents are multiples of it
 SMALLEST = 16 << 20                         # least bytes of a rank's part; pages that are never written use no memory
@@ -24,15 +26,16 @@ def round_up(size: int) -> int:
 
 
 class Pool:
-    """Shared memory with `room` bytes for each rank, its part. Creating a pool is collective over the ranks of the
-    communicator, whose address is given; `room` is equal on all."""
+    """Shared memory of each host, with `room` bytes for each rank there, its part. Creating a pool is collective over
+    the ranks of the communicator, whose address is given; `room` is equal on all."""
 
-    def __init__(self, communicator: int, ranks: int, rank: int, room: int) -> None:
-        self._address, self.room, self.rank = c_void_p(), room, rank
+    def __init__(self, communicator: int, hosts: Hosts, room: int) -> None:
+        self._address, self.room, self._hosts, self.own_rank = c_void_p(), room, hosts, hosts.rank
         self._free, self._lock = [(0, room)], threading.Lock()
         # (offset, bytes) of ranges that give() has freed and take() has not yet merged into _free
         self._given_back: deque[tuple[int, int]] = deque()
-        _check(_library().tutti_mem_alloc_common(byref(self._address), c_size_t(ranks * room), c_void_p(communicator)))
+        _check(_library().tutti_mem_alloc_common(byref(self._address), c_size_t(hosts.most * room),
+                                                 c_void_p(communicator)))
 
     def __del__(self) -> None:
         if getattr(self, "_address", None):
@@ -63,8 +66,8 @@ class Pool:
         self._free.append((at, size))
 
     def address(self, rank: int, at: int) -> int:
-        """Returns the address in this process of byte `at` of a rank's part."""
-        return self._address.value + rank * self.room + at
+        """Returns the address in this process of byte `at` of the part of a rank on this host."""
+        return self._address.value + self._hosts.index[rank] * self.room + at
 
 
 class Extent:
@@ -83,23 +86,52 @@ class Extent:
         self.size = size
 
     def tensor(self, offset: int, shape: tuple[int, ...], dtype: torch.dtype, rank: int | None = None) -> torch.Tensor:
-        """Returns a tensor at a byte offset of this extent; with `rank`, at the same offset of that rank's part."""
+        """Returns a tensor at a byte offset of this extent; with `rank`, which is on this host, at the same offset of
+        that rank's part."""
         count = torch.Size(shape).numel()
         if not count:
             return torch.empty(shape, dtype=dtype)
-        address = self.pool.address(self.pool.rank if rank is None else rank, self.at + offset)
+        address = self.pool.address(self.pool.own_rank if rank is None else rank, self.at + offset)
         memory = (ctypes.c_char * (count * dtype.itemsize)).from_address(address)
         memory.owner = self
         return torch.frombuffer(memory, dtype=dtype).view(shape)
 
 
+class HostGroup:
+    """The ranks of this rank's host, as a communicator of their own. Creating it is collective over the ranks of the
+    communicator, whose address is given."""
+
+    def __init__(self, communicator: int, hosts: Hosts) -> None:
+        self._communicator = c_void_p()
+        _check(_library().tutti_comm_split(c_void_p(communicator), hosts.own, hosts.rank, byref(self._communicator)))
+        _check(_library().tutti_comm_set_name(self._communicator, f"experts on host {hosts.own}".encode()))
+
+    def barrier(self) -> None:
+        """Waits for all ranks of the host. Writes to shared memory before it are visible to them after it."""
+        _check(_library().tutti_barrier(self._communicator, None))
+
+    def abort(self) -> None:
+        """Fails the communicator on all ranks of the host."""
+        _library().tutti_comm_abort(self._communicator)
+
+    def __del__(self) -> None:
+        if getattr(self, "_communicator", None):
+            _library().tutti_comm_destroy(self._communicator)
+
+
 class Shared:
     """The current pool of a group, or None before the first grow(). grow() replaces it by a larger one; extents of the
-    old one stay valid."""
+    old one stay valid. hosts: where the group's ranks are. host_group: the ranks of this rank's host, after the first
+    grow() if there are several hosts."""
 
-    def __init__(self, communicator: int, ranks: int, rank: int) -> None:
-        self.arguments = communicator, ranks, rank              # the first arguments of Pool
+    def __init__(self, communicator: int, hosts: Hosts) -> None:
+        self.hosts, self._communicator = hosts, communicator
         self.pool: Pool | None = None
+        self.host_group: HostGroup | None = None
+
+    def make_pool(self, room: int) -> Pool:
+        """Makes a pool of `room` bytes for each rank. Collective."""
+        return Pool(self._communicator, self.hosts, room)
 
     def take(self) -> Extent | None:
         """Takes the largest free range of the pool. Returns None if there is no pool yet."""
@@ -109,7 +141,9 @@ class Shared:
         """Makes a pool of at least twice `needed` bytes for each rank, and takes all of this rank's part.
         Collective."""
         old_room = self.pool.room if self.pool else 0
-        self.pool = Pool(*self.arguments, max(SMALLEST, round_up(2 * needed), 2 * old_room))
+        self.pool = self.make_pool(max(SMALLEST, round_up(2 * needed), 2 * old_room))
+        if self.hosts.count > 1 and self.host_group is None:
+            self.host_group = HostGroup(self._communicator, self.hosts)
         return self.pool.take()
 
 
@@ -117,13 +151,24 @@ _shared: Any = weakref.WeakKeyDictionary()  # {group: its Shared, or None}
 
 
 def shared_of(group: ProcessGroup) -> Shared | None:
-    """Returns the shared memory of a group. None, on all ranks, if they are on several hosts or tutti is not the
-    backend."""
-    if group in _shared:
-        return _shared[group]
-    from torch_tutti._extension import backend_of, hosts_of
-    found, backend = None, backend_of(group)
-    if backend is not None and len(set(hosts_of(backend, group.size()))) == 1:
-        found = Shared(backend._communicator, group.size(), group.rank())
-    _shared[group] = found
-    return found
+    """Returns the shared memory of a group. None, on all ranks, if tutti is not the backend."""
+    if group not in _shared:
+        from torch_tutti._extension import backend_of, hosts_of
+        backend = backend_of(group)
+        _shared[group] = None if backend is None else Shared(
+            backend._communicator, Hosts(hosts_of(backend, group.size()), group.rank()))
+    return _shared[group]
+
+
+def abort_host(group: ProcessGroup) -> None:
+    """Aborts the communicator of this rank's host, if there is one: its ranks may wait there for this one."""
+    shared = _shared.get(group)
+    if shared and shared.host_group:
+        shared.host_group.abort()
+
+
+def abort_group(group: ProcessGroup) -> None:
+    """Aborts the group, if its backend can, so that no other rank waits for this one: they raise AbortedError."""
+    with suppress(Exception):
+        group.abort()
+    abort_host(group)
