@@ -5,6 +5,7 @@ import torch
 from test_experts import check, numbers, routing, weights_of_experts
 from test_failures import failures
 from torch_tutti import _recorder, experts
+from torch_tutti.experts import _across
 from torch_tutti.experts._across import Across
 from torch_tutti.experts._hosts import Hosts, plan_sends
 from torch_tutti.experts._messages import Messages
@@ -20,7 +21,9 @@ class ByMessages(experts.Dispatcher):
 
 
 # ---- results ----
-def way_of(world, dispatcher):
+def way_of(dispatcher, least_bytes=0):
+    """The way of a batch of some bytes. least_bytes: batches of this process are as large as that, or are small."""
+    _across.LEAST_BYTES = least_bytes
     batch = dispatcher.dispatch(torch.ones(1, 8), torch.zeros(1, 1, dtype=torch.int64))
     dispatcher.combine(batch.tokens, torch.ones(1, 1), batch)
     return type(batch._exchange)
@@ -28,7 +31,7 @@ def way_of(world, dispatcher):
 
 def everything(world):
     plain = experts.Dispatcher(2 * world.size)
-    assert way_of(world, plain) is Across
+    assert way_of(plain, 1 << 20) is Messages and way_of(plain) is Across
     for way in "random", "one":
         check(world, plain, way, 3)
     check(world, experts.Dispatcher(2 * world.size, capacity=4, pad=True), "none", 2)
@@ -85,7 +88,7 @@ def messages_of(world):
     dispatcher, x = experts.Dispatcher(8), numbers(world.rank, 10, 32).to(torch.bfloat16).requires_grad_()
     chosen = torch.arange(8).expand(10, 8)                  # all experts, so two on each other rank
     weights = torch.full((10, 8), 0.125, requires_grad=True)
-    way_of(world, dispatcher)                               # makes the shared memory
+    way_of(dispatcher)                                      # makes the shared memory
     before = len(_recorder.recorded(10000)["entries"])
     batch = dispatcher.dispatch(x, chosen)
     dispatcher.combine(batch.tokens, weights, batch).sum().backward()
@@ -124,18 +127,17 @@ def test_the_receiver_of_each_rank():
 
 
 # ---- errors ----
-def combine_wrong(world):
+def combine_wrong(world, least_bytes):
     """Rank 1 gives outputs of another shape, after a step that went well."""
     dispatcher, x = experts.Dispatcher(4), torch.ones(4, 8)
-    for turn in range(2):
-        batch = dispatcher.dispatch(x, CHOSEN)
-        outputs = batch.tokens[:, :3] if turn and world.rank == 1 else batch.tokens
-        dispatcher.combine(outputs, torch.ones(4, 2), batch)
+    way_of(dispatcher, least_bytes)
+    batch = dispatcher.dispatch(x, CHOSEN)
+    dispatcher.combine(batch.tokens[:, :3] if world.rank == 1 else batch.tokens, torch.ones(4, 2), batch)
 
 
-def run_failing(world):
+def run_failing(world, least_bytes):
     """Rank 1 fails in its second chunk."""
-    calls = []
+    _across.LEAST_BYTES, calls = least_bytes, []
 
     def expert(rows, counts):
         calls.append(counts)
@@ -145,10 +147,13 @@ def run_failing(world):
     experts.Dispatcher(4).run(expert, torch.ones(4, 8), torch.ones(4, 2), CHOSEN, chunks=3)
 
 
-@pytest.mark.parametrize("act, error, text", [(combine_wrong, "ValueError", "combine: the experts' outputs are [8, 3]"),
-                                              (run_failing, "KeyError", "of the user's")])
-def test_an_error_of_one_rank(fresh, act, error, text):
-    outcomes = fresh(4, environment={"TUTTI_HOSTS": "0,0,1,1"}).outcomes(act)
+@pytest.mark.parametrize("act, least_bytes, error, text", [
+    (combine_wrong, 0, "ValueError", "combine: the experts' outputs are [8, 3]"),
+    (combine_wrong, 1 << 20, "ValueError", "combine: the experts' outputs are [8, 3]"),
+    (run_failing, 0, "KeyError", "of the user's")])
+def test_an_error_of_one_rank(fresh, act, least_bytes, error, text):
+    """Batches below 1 << 20 bytes travel by all_to_all."""
+    outcomes = fresh(4, environment={"TUTTI_HOSTS": "0,0,1,1"}).outcomes(act, least_bytes)
     failures([outcomes.pop(1)], error, text)
     failures(outcomes, "AbortedError", "experts: rank ", " of the group waits in ", "which another rank has not "
              "reached")

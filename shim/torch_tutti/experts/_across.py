@@ -17,7 +17,7 @@ from torch import Tensor
 
 from torch_tutti.experts import _core
 from torch_tutti.experts._arrays import OUTPUTS, TOKENS
-from torch_tutti.experts._direct import ARRAYS, Direct
+from torch_tutti.experts._direct import Direct
 from torch_tutti.experts._hosts import Hosts, Sends
 from torch_tutti.experts._layout import abort_on_error
 from torch_tutti.experts._pool import Extent, Shared, abort_group
@@ -28,11 +28,16 @@ if TYPE_CHECKING:
 TAG = 1 << 25                               # programs, and pipelines, use lower tags
 MOST_CHOICES = 64                           # most rows of a token in _core.Rows
 ALIGNED = 64                                # bytes
+# If no rank has rows of so many bytes, all_to_all_single is faster, which has fewer steps.
+LEAST_BYTES = 512 << 10
 
 
-def fits(hosts: Hosts, most_choices: int) -> bool:
-    """Returns True if tokens with so many choices can be exchanged: a message to a host counts as a choice."""
-    return most_choices + len(hosts.others) <= MOST_CHOICES
+def is_suited(layout: Layout, hosts: Hosts, most_choices: int) -> bool:
+    """Returns True, on all ranks, if a batch is to be exchanged by Across: if it is large enough, and its tokens have
+    few enough choices, where a message to a host counts as a choice. most_choices: of any rank's tokens."""
+    rows = int(layout.by_rank.sum(1).max())
+    return (rows * layout.columns * layout.dtype.itemsize >= LEAST_BYTES
+            and most_choices + len(hosts.others) <= MOST_CHOICES)
 
 
 class Post:
@@ -72,14 +77,12 @@ def message_bytes(layout: Layout, count: int, choices: int) -> int:
 
 
 class Guest:
-    """The tokens of a rank on another host, for which this rank reads and writes rows. count: how many tokens. rows:
-    for each array of _arrays.py its rows, once the choices are known. weights: of combine(). gradients: of the
-    results."""
+    """The tokens of a rank on another host, for which this rank reads and writes rows. count: how many tokens. choices:
+    of each token. chosen, placed: as in Layout, after dispatch(). weights: of combine(). gradients: of the results."""
 
     def __init__(self, rank: int, count: int, choices: int) -> None:
         self.rank, self.count, self.choices = rank, count, choices
-        self.rows: list[_core.Rows] = []
-        self.weights = self.gradients = torch.empty(0)
+        self.chosen = self.placed = self.weights = self.gradients = torch.empty(0)
 
 
 class Across(Direct):
@@ -106,13 +109,18 @@ class Across(Direct):
     def _rows_of(self, rank: int, which: int, chosen: Tensor, placed: Tensor, messages: list[Tensor]) -> _core.Rows:
         """Returns the rows of a rank's tokens in an array of this host. messages: the tokens that other hosts get, or
         sums that they return, as further experts."""
-        addresses = torch.tensor([rows.data_ptr() for rows in messages], dtype=torch.int64)
-        first = torch.cat([self._first(rank, which), addresses])
+        first = self._first(rank, which)
+        if messages:
+            first = torch.cat([first, torch.tensor([rows.data_ptr() for rows in messages])])
         return _core.Rows(chosen, placed, first, self._layout.columns, self._layout.dtype)
 
     def _own_rows(self, which: int, messages: list[Tensor]) -> _core.Rows:
         """Returns the rows of this rank's tokens in an array of this host and in messages."""
         return self._rows_of(self._layout.rank, which, self._sends.targets, self._sends.places, messages)
+
+    def _guest_rows(self, guest: Guest, which: int) -> _core.Rows:
+        """Returns the rows of a guest's tokens in an array of this host."""
+        return self._rows_of(guest.rank, which, guest.chosen, guest.placed, [])
 
     def _with_ones(self, weights: Tensor | None) -> Tensor | None:
         """Returns weights, [tokens, choices], with weights of 1 for the rows of messages."""
@@ -155,13 +163,12 @@ class Across(Direct):
     def _write_guest(self, which: int, guest: Guest, message: Tensor, is_weighted: bool) -> None:
         """Writes the rows of a message that has come."""
         tokens, choices = cut(message, self._layout, guest.count, guest.choices if which == TOKENS else 0)
-        if which == TOKENS and not guest.rows:
-            chosen = choices.long()
-            placed, _ = _core.place(chosen, self._layout.by_rank.shape[1], None)
-            guest.rows = [self._rows_of(guest.rank, array, chosen, placed, []) for array in range(ARRAYS)]
+        if which == TOKENS:
+            guest.chosen = choices.long()
+            guest.placed, _ = _core.place(guest.chosen, self._layout.by_rank.shape[1], None)
         if is_weighted:
             guest.gradients = tokens
-        guest.rows[which].scatter(tokens, guest.weights if is_weighted else None)
+        self._guest_rows(guest, which).scatter(tokens, guest.weights if is_weighted else None)
 
     def gather(self, which: int, rows: Tensor, weights: Tensor | None) -> Tensor:
         """Does what Direct.gather() does. Weights are on their way while the ranks of a host meet."""
@@ -185,7 +192,7 @@ class Across(Direct):
                 post.receive(rows, receiver)
             for guest in self._guests:
                 rows = self._new_rows(guest.count)
-                guest.rows[which].gather(rows, None if weights is None else guest.weights)
+                self._guest_rows(guest, which).gather(rows, None if weights is None else guest.weights)
                 post.send(rows, guest.rank)
             post.finish()
             self._own_rows(which, sums).gather(out, self._with_ones(weights))
@@ -200,7 +207,7 @@ class Across(Direct):
                 post.receive(products, receiver)
             for guest in self._guests:
                 products = torch.empty(guest.count, guest.choices)
-                guest.rows[OUTPUTS].dot(guest.gradients, products)
+                self._guest_rows(guest, OUTPUTS).dot(guest.gradients, products)
                 guest.gradients = torch.empty(0)
                 post.send(products, guest.rank)
             out = torch.empty(self._layout.chosen.shape)

@@ -77,7 +77,7 @@ class Decoder:
             with fail_all_on_error(self._fail_others):
                 self._chosen, self._placed = self._place(tokens, chosen)
                 self._rows(self._chosen, self._placed, 0).scatter(tokens.contiguous(), None)
-            with in_step("dispatch()", self.rank):
+            with in_step("dispatch()", self.rank, self.group):
                 barrier(self.group)
         shape = self._per_rank, self.ranks, self.capacity, self.columns
         counts = self._extent.tensor(self._offset(self._turn, 2), (self._per_rank, self.ranks), torch.int64)
@@ -126,7 +126,7 @@ class Decoder:
                 self._share_outputs(outputs, weights)
                 weights_used = weights.float().contiguous()
                 out = torch.empty(len(self._chosen), self.columns, dtype=self.dtype)
-            with in_step("combine()", self.rank):
+            with in_step("combine()", self.rank, self.group):
                 barrier(self.group)
             self._rows(self._chosen, self._placed, 1).gather(out, weights_used)
         return out

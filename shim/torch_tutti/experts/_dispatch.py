@@ -14,12 +14,12 @@ from torch.autograd.function import once_differentiable
 from torch_tutti._calls import group_of
 from torch_tutti.experts import _core
 from torch_tutti.experts._arrays import GRAD_OUTPUTS, GRAD_TOKENS, OUTPUTS, TOKENS
-from torch_tutti.experts._across import Across, fits
+from torch_tutti.experts._across import Across, is_suited
 from torch_tutti.experts._direct import Direct, bytes_of_arrays
 from torch_tutti.experts._hosts import Sends, plan_sends
 from torch_tutti.experts._layout import Layout, abort_on_error, check_tensors, fail_all_on_error, in_step
 from torch_tutti.experts._messages import Messages
-from torch_tutti.experts._pool import Extent, Shared, abort_group, abort_host, shared_of
+from torch_tutti.experts._pool import Extent, Shared, abort_group, shared_of
 
 # The columns that follow the counts in the exchange: choices of a token, VALID or INVALID arguments, columns and dtype
 # of tokens, whether gradients are needed, offset and bytes of the rank's free shared memory.
@@ -109,9 +109,9 @@ class Dispatcher:
 
     experts: their number on all ranks; each rank has the same number, in the order of ranks. group: None: the default
     group. CPU tensors of float32, bfloat16 and float16 are exchanged through shared memory on a host, and by one
-    message of a rank to each other host, if tutti is the backend; all others by all_to_all. capacity: the most rows
-    that a rank sends to an expert; further rows are dropped; None: no limit. pad: arrays have the same shape for any
-    choice of experts. Raises ValueError for invalid arguments."""
+    message of a rank to each other host, if tutti is the backend; all others, and small batches over hosts, by
+    all_to_all. capacity: the most rows that a rank sends to an expert; further rows are dropped; None: no limit. pad:
+    arrays have the same shape for any choice of experts. Raises ValueError for invalid arguments."""
 
     def __init__(self, experts: int, group: dist.ProcessGroup | None = None, *, capacity: int | None = None,
                  pad: bool = False) -> None:
@@ -191,9 +191,10 @@ class Dispatcher:
     def _exchange(self, layout: Layout, shared: Shared | None, sends: Sends | None, extent: Extent | None,
                   of_ranks: Tensor, lengths: list[int]) -> Any:
         """Returns the exchange of a batch: through shared memory if possible, with messages to other hosts, else by
-        messages. sends: what this rank sends to other hosts; None: there is one host. extent: free memory of `shared`.
-        of_ranks: as _exchange_counts() returns it. lengths: for each rank, the rows of an array."""
-        if shared is None or sends and not fits(shared.hosts, int(of_ranks[:, CHOICES].max())):
+        all_to_all. shared: the memory, or None. sends: the tokens for other hosts; None: there is one host. extent:
+        free memory of `shared`. of_ranks: as _exchange_counts() returns it. lengths: for each rank, the rows of an
+        array."""
+        if shared is None or sends and not is_suited(layout, shared.hosts, int(of_ranks[:, CHOICES].max())):
             return Messages(layout)
         needed = [bytes_of_arrays(count, layout.columns, layout.dtype) for count in lengths]
         begins = of_ranks[:, FREE_OFFSET].tolist()
@@ -208,8 +209,8 @@ class Dispatcher:
         """Returns the results of this rank's tokens, [tokens, columns]: for each the sum of its rows of outputs times
         their weights, without dropped rows. outputs: the experts' results, with the shape and dtype of batch.tokens.
         weights: [tokens, choices]. May be called once for a batch. If one rank's arguments are invalid, the others
-        raise ValueError on one host, and AbortedError on several hosts; by all_to_all they wait until they time out, or
-        until that rank ends."""
+        raise ValueError if rows travel through the memory of one host, else AbortedError; if tutti is not the backend
+        they wait until they time out, or until that rank ends."""
         with fail_all_on_error(batch._exchange.fail_others):
             self._check_outputs(outputs, weights, batch)
         batch.combined = True
@@ -265,7 +266,7 @@ class Dispatcher:
         own_row = torch.cat([counts, torch.tensor([choices, VALID if problem is None else INVALID, columns, dtype,
                                                    needs_gradient, *free_range])])
         of_ranks = torch.empty(self.ranks, len(own_row), dtype=torch.int64, device=device)
-        with abort_on_error(lambda: abort_host(self.group)), in_step("dispatch()", self.rank):
+        with in_step("dispatch()", self.rank, self.group):
             dist.all_gather(list(of_ranks), own_row.to(device), group=self.group)
         of_ranks = of_ranks.cpu()
         if problem is not None:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from torch_tutti._calls import all_reduce
 from torch_tutti.exceptions import Error
+from torch_tutti.experts._pool import abort_host
 
 
 @dataclass
@@ -54,7 +55,7 @@ class Layout:
 
     def in_step(self, step: str) -> ContextManager[None]:
         """Calls in_step() for this rank."""
-        return in_step(step, self.rank)
+        return in_step(step, self.rank, self.group)
 
 
 @contextmanager
@@ -79,12 +80,13 @@ def abort_on_error(abort: Callable[[], None]) -> Iterator[None]:
 
 
 @contextmanager
-def in_step(step: str, rank: int) -> Iterator[None]:
-    """A context in which a rank waits for the others. Errors of tutti get the step in their text. step: the call, or a
-    backward pass."""
+def in_step(step: str, rank: int, group: dist.ProcessGroup) -> Iterator[None]:
+    """A context in which a rank waits for the others. Errors of tutti get the step in their text, and are errors on all
+    ranks of this host. step: the call, or a backward pass."""
     try:
         yield
     except Error as error:
+        abort_host(group)
         raise type(error)(f"experts: rank {rank} of the group waits in {step}, which another rank has not reached; an "
                           f"error there before this step may be the cause: {error}") from error
 

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch_tutti.experts._arrays import OUTPUTS
 from torch_tutti.experts._core import DTYPES, Rows
 from torch_tutti.experts._layout import Layout
+from torch_tutti.experts._pool import abort_group, shared_of
 
 
 class Indices:
@@ -75,7 +76,9 @@ class Messages:
         self._back = torch.empty(0)                             # outputs that came back, for dot()
 
     def fail_others(self) -> None:
-        """Does nothing: no message can tell the other ranks of an error, so they time out."""
+        """Aborts the group if tutti is its backend. Ranks of other groups wait until they time out."""
+        if shared_of(self._layout.group):
+            abort_group(self._layout.group)
 
     def _rows(self, buffer: Tensor) -> Any:
         """Returns an object with the methods of _core.Rows for this rank's rows in `buffer`, [rows sent, columns]."""
