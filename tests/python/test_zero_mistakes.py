@@ -1,5 +1,6 @@
 """Tests of mistakes with zero.shard, and of ranks that die: each ends in an error with the reason."""
 import copy
+import warnings
 
 import pytest
 import torch
@@ -45,6 +46,26 @@ def run_refusals(world):
 
 def test_what_is_refused(shared):
     shared(2).run(run_refusals)
+
+
+def run_ahead(world):
+    """ahead=True is not ignored in silence where it has no effect."""
+    def shard(kind=None, **options):
+        model = Network(16)
+        zero.shard(model, kind and kind(model.parameters(), lr=0.01), ahead=True, **options)
+    for options, reason in (({"kind": torch.optim.AdamW, "hosts": "sharded"}, "with sharded parameters"),
+                            ({"kind": torch.optim.RMSprop}, "with RMSprop, which runs in Python"),
+                            ({"stage": 2}, "without an optimizer"), ({"stage": 0}, "without an optimizer")):
+        with pytest.warns(UserWarning, match=f"ahead=True has no effect {reason}") as found:
+            shard(**options)
+        assert [each.filename for each in found] == [__file__], found
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        shard(torch.optim.AdamW, stage=2)
+
+
+def test_ahead_without_effect_warns(shared):
+    shared(2).run(run_ahead)
 
 
 def run_other_model(world):

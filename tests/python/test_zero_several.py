@@ -1,11 +1,12 @@
 """A model with several optimizers trains as with torch's in DistributedDataParallel."""
 import pytest
 import torch
+import torch.distributed as dist
 import torch.nn as nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import clip_grad_norm_
 from training import same_on_all_ranks
-from zero_training import Network, go_back, refused, values
+from zero_training import Network, go_back, ids_of, loss_of, refused, values
 
 from torch_tutti import zero
 
@@ -61,6 +62,65 @@ def run_two(world, options):
 @pytest.mark.parametrize("options", [{"stage": 0, "ahead": True}, {"stage": 2}, {"stage": 3}])
 def test_two_optimizers(shared, options):
     shared(2).run(run_two, options)
+
+
+def run_undone(world, options):
+    """If the second optimizer is refused, the first one has not changed the model, and the right ones then can."""
+    model = network()
+    first, second = make_optimizers(model)
+    memory, before = {p: p.data_ptr() for p in model.parameters()}, values(model)
+    calls = [lambda: refused(NotImplementedError, "LBFGS computes the loss several times", lambda: zero.shard_several(
+                 model, [first, torch.optim.LBFGS(second.param_groups[0]["params"])], **options)),
+             lambda: refused(ValueError, "is not in the optimizer; pass it all", lambda: zero.shard_several(
+                 model, [first, torch.optim.SGD([model.scale])], **options))]
+    for call in calls:
+        call()
+        assert {p: p.data_ptr() for p in model.parameters()} == memory and torch.equal(values(model), before)
+        loss_of(model(ids_of(0, world.rank))).backward()
+        assert all(type(p.grad) is torch.Tensor for p in model.parameters())
+        model.zero_grad()
+    model, mine = zero.shard_several(model, [first, second], **options)
+    go_back(model, mine[0], 0, world.rank)
+    for optimizer in mine:
+        optimizer.step()
+    same_on_all_ranks(world, values(model))
+
+
+@pytest.mark.parametrize("options", [{"stage": 3, "precision": "bf16"}, {"stage": 0}])
+def test_a_second_optimizer_that_is_refused(shared, options):
+    shared(2).run(run_undone, options)
+
+
+def run_exchanges(world):
+    """torch's clip exchanges objects once at most, and only if the model has parameters that are no replicas."""
+    original, calls = dist.all_gather_object, []
+
+    def count(*arguments):
+        calls.append(arguments)
+        return original(*arguments)
+    for ignored, expected in ((False, 0), (True, 1)):
+        model = network()
+        model.own = nn.Linear(2, 2)
+        optimizers = make_optimizers(model.requires_grad_())
+        left_out = [model.own] if ignored else []
+        model, mine = zero.shard_several(model, optimizers, stage=2, ignored=left_out)
+        go_back(model, mine[0], 0, world.rank)
+        shown = [p for p in model.parameters() if p.grad is not None]
+        dist.all_gather_object = count
+        try:
+            for limit in (0.05, 0.01):
+                calls.clear()
+                clip_grad_norm_(shown, limit)
+                assert len(calls) == expected, len(calls)
+        finally:
+            dist.all_gather_object = original
+        for optimizer in mine:
+            optimizer.step()
+        same_on_all_ranks(world, values(model))
+
+
+def test_a_clip_exchanges_objects_once(shared):
+    shared(2).run(run_exchanges)
 
 
 def run_refusals(world):

@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 import torch.nn as nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
 from training import same_on_all_ranks
 from test_zero_optimizers import Matrices, Together
 from zero_training import STEPS, Fading, Network, Picky, agree, equal, ids_of, loss_of, refused, values
@@ -209,7 +210,48 @@ def test_steps_as_one_process_with_all_batches(shared, half):
     shared(2).run(run_beside_one_process, half)
 
 
+def run_narrow_state(world, gradients):
+    """An optimizer that has not stepped gets the float32 state of 16-bit parameters, and goes on as the saved one."""
+    def make():
+        model = zero.shard(network().bfloat16(), stage=2, gradients=gradients)
+        return model, torch.optim.AdamW(model.parameters(), lr=0.01, weight_decay=0.1)
+    (model, mine), (other, later) = make(), make()
+    for step in range(3):
+        go_back(model, step, world.rank, 1)
+        mine.step()
+        mine.zero_grad()
+    state = mine.state_dict()
+    other.load_state_dict(model.state_dict())
+    later.load_state_dict(copy.deepcopy(state))
+    assert later.state_dict()["state"].keys() == state["state"].keys()
+    for trained, optimizer in ((model, mine), (other, later)):
+        go_back(trained, 3, world.rank, 1)
+        optimizer.step()
+    torch.testing.assert_close(later.state_dict(), mine.state_dict(), rtol=0, atol=0)
+    equal(world, values(other), values(model))
+
+
+@pytest.mark.parametrize("gradients", ["shards", "whole"])
+def test_states_of_16_bit_parameters_before_the_first_step(shared, gradients):
+    shared(2).run(run_narrow_state, gradients)
+
+
+class Reentrant(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Linear(16, 16) for _ in range(3))
+
+    def forward(self, x):
+        for block in self.blocks:
+            x = checkpoint(block, x, use_reentrant=True)
+        return x
+
+
 def run_refusals(world):
+    model = zero.shard(Reentrant(), stage=2, gradients="whole")
+    x = torch.ones(2, 16, requires_grad=True)
+    refused(ValueError, r"take the step first, or .* zero.no_sync\(model\). .* with use_reentrant=False",
+            lambda: model(x).sum().backward())
     model = zero.shard(network(), stage=2)
     first, second = (torch.optim.SGD(model.parameters(), lr=0.1) for _ in range(2))
     go_back(model, 0, world.rank, 1)

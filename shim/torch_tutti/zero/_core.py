@@ -83,7 +83,9 @@ class Piece(NamedTuple):
 
 class Core:
     """One tutti_zero. It is destroyed when neither this object nor a tensor of parameter() or piece() exists any
-    more; a tensor of gradient() does not keep it."""
+    more; a tensor of gradient() does not keep it. advice_on_late_gradients: what error texts add for a gradient that
+    comes after the averages of its step."""
+    advice_on_late_gradients = ""
 
     def __init__(self, communicator: int, parameters: Sequence[ParameterInfo], dtypes: Sequence[torch.dtype],
                  groups: int, placement: str, rule: str, buffers: int, timeout_ms: int, prefetch: int, ahead: bool,
@@ -133,7 +135,7 @@ class Core:
             text += f". If {absent[1]} had fewer batches, " + (
                 "give it batches whose loss counts 0" if self.placement == "sharded" else
                 "put the loop into `with optimizer.join():` on all ranks")
-        return text
+        return text + self.advice_on_late_gradients * text.endswith("have been averaged: take the step first")
 
     def _tensor(self, address: int, count: int, dtype: torch.dtype) -> torch.Tensor:
         """Returns a flat tensor of `count` elements at an address in the core's memory."""

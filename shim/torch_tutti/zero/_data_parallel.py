@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import warnings
 import weakref
 from typing import Any, Iterator
 
@@ -19,14 +20,17 @@ from torch_tutti.zero._averages import (Average, broadcast_values, check_same_te
 _averages_of: weakref.WeakKeyDictionary[nn.Module, GradientAverages] = weakref.WeakKeyDictionary()
 
 
-def average_model(model: nn.Module, group: dist.ProcessGroup, ignored: set[torch.Tensor],
+def average_model(model: nn.Module, group: dist.ProcessGroup, ignored: set[torch.Tensor], ahead: bool,
                   *unsupported: Any) -> nn.Module:
     """Makes each backward pass of the model average the gradients over the ranks of a group of any backend. Returns the
-    model. ignored: parameters and buffers that each rank keeps for itself. unsupported: options of zero.shard, which
-    must be None. Collective: all ranks get rank 0's other parameters and buffers."""
+    model. ignored: parameters and buffers that each rank keeps for itself. ahead: an option of zero.shard without an
+    effect here, so True gives a warning. unsupported: options of zero.shard, which must be None. Collective: all ranks
+    get rank 0's other parameters and buffers."""
     if any(option is not None for option in unsupported):
         raise NotImplementedError("zero.shard: stage 0 without an optimizer has no units, precision and init; pass the "
                                   "optimizer")
+    if ahead:
+        warnings.warn("zero.shard: ahead=True has no effect without an optimizer in zero.shard", stacklevel=3)
     if model in _averages_of:
         raise ValueError("zero.shard: the model is already sharded; a model can be sharded once")
     tensors = {name: tensor for name, tensor in (*model.named_parameters(), *model.named_buffers())

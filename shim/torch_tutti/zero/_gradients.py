@@ -91,6 +91,8 @@ class Gradients:
         self.shown = [DividedGradient(parameter.shape, parameter.dtype, weakref.ref(self), number)
                       for number, parameter in enumerate(self.parameters)]
         self.are_shown = False
+        # tensors with a number by which all ranks have changed a gradient, and their versions then
+        self.checked: list[tuple[torch.Tensor, int]] = []
         self.reset()
 
     def reset(self) -> None:
@@ -100,6 +102,7 @@ class Gradients:
         self.pieces: list[torch.Tensor | None] = []
         # {kind of norm: {number of a parameter: norm}}; a change of a gradient deletes its norms
         self.norms: dict[float, dict[int, torch.Tensor]] = {}
+        self.checked.clear()
 
     # ---- grad ----
     def show(self, number: int) -> None:
@@ -132,8 +135,12 @@ class Gradients:
 
     def check_numbers(self, name: str, numbers: list[Any]) -> None:
         """Raises RuntimeError on all ranks if they change a gradient by different numbers. Does nothing if all
-        parameters are replicas. Collective."""
-        if not self.has_ignored:
+        parameters are replicas, or if the numbers are the tensors of the last call, as in a clip of many gradients.
+        Collective otherwise."""
+        versions = [(each, each._version) for each in numbers if torch.is_tensor(each)]
+        is_known = bool(versions) and len(versions) == len(numbers) == len(self.checked) and all(
+            tensor is known and version == old for (tensor, version), (known, old) in zip(versions, self.checked))
+        if not self.has_ignored or is_known:
             return
         of_ranks: list[Any] = [None] * dist.get_world_size(self.group)
         dist.all_gather_object(of_ranks, [each.item() if torch.is_tensor(each) else each for each in numbers],
@@ -142,6 +149,7 @@ class Gradients:
             raise RuntimeError(f"zero: the ranks change an averaged gradient by different numbers, {name} by "
                                f"{of_ranks}; gradients of ignored parameters differ between ranks, so pass only the "
                                "others to torch's functions that clip gradients")
+        self.checked[:] = versions
 
     @torch.no_grad()
     def change(self, number: int, operation: Any) -> None:

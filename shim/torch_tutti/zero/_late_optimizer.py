@@ -3,6 +3,7 @@ what this rank has of them: flat pieces, or whole parameters."""
 from __future__ import annotations
 
 import copy
+import functools
 import weakref
 from typing import Any, Iterable
 
@@ -18,6 +19,10 @@ from torch_tutti.zero._hooks import Hook, Owners
 from torch_tutti.zero._model import Manager
 from torch_tutti.zero._optimizer import NoOptimizer, ZeroOptimizer, find_what_it_looks_at
 from torch_tutti.zero._sharded_optimizer import ShardedOptimizer
+
+_ADVICE_WHEN_WHOLE = (", or run the earlier backward passes of a step in a block of zero.no_sync(model). With "
+                      "gradients='whole' each backward pass averages, and reentrant checkpointing runs one for each "
+                      "checkpoint: call torch.utils.checkpoint.checkpoint with use_reentrant=False")
 
 # the LateSteps of a model's trained parameters
 _steps_of = Owners()
@@ -97,10 +102,12 @@ class LateSteps:
     """Connects a sharded model to the optimizer that the program makes of its parameters."""
 
     def __init__(self, manager: Manager, has_whole_gradients: bool) -> None:
-        """Installs a hook in the steps of all torch optimizers, once in a process."""
+        """Installs a hook in the steps of all torch optimizers, and replaces their load_state_dict(), once in a
+        process."""
         self.manager, self.has_whole_gradients = manager, has_whole_gradients
         if has_whole_gradients:
             manager.gradients = WholeGradients(manager)
+            manager.core.advice_on_late_gradients = _ADVICE_WHEN_WHOLE
         self.given: torch.optim.Optimizer | None = None
         self._hook: Any = None          # the handle of the hook in the steps of self.given
         manager.optimizer = LateOptimizer(manager, NoOptimizer(manager.model))
@@ -113,6 +120,7 @@ class LateSteps:
         manager.model.register_forward_pre_hook(Hook(drop_cleared))
         if not _installed:
             _installed.append(register_optimizer_step_pre_hook(_before_step))
+            torch.optim.Optimizer.load_state_dict = _load_state_dict    # type: ignore[method-assign]
 
     def drop_cleared_gradients(self) -> None:
         """Called before the model computes: drops the averaged gradients if the program has set `grad` of all
@@ -197,3 +205,39 @@ def _before_step(optimizer: torch.optim.Optimizer, arguments: Any, keywords: Any
     steps = next((found for p in parameters if (found := _steps_of.find(p)) is not None), None)
     if steps is not None and not isinstance(optimizer, ZeroOptimizer):
         steps.prepare_step(optimizer)
+
+
+# torch's method, which _load_state_dict() replaces
+_load_in_torch = torch.optim.Optimizer.load_state_dict
+
+
+@functools.wraps(_load_in_torch)
+def _load_state_dict(optimizer: torch.optim.Optimizer, state_dict: dict[str, Any]) -> None:
+    """Does what torch's method does, but for 16-bit parameters whose model was sharded without an optimizer keeps the
+    types of the state. torch rounds the state to 16 bits; zero steps such parameters in float32."""
+    narrow = {p for group in optimizer.param_groups for p in group["params"]
+              if p.dtype.itemsize == 2 and _steps_of.find(p) is not None}
+    if not narrow:
+        return _load_in_torch(optimizer, state_dict)
+    loaded = [state_dict]
+
+    def record(_: torch.optim.Optimizer, state: dict[str, Any]) -> None:
+        loaded.append(state)            # hooks of the program may have changed it
+    handles = [optimizer.register_load_state_dict_pre_hook(record), optimizer.register_load_state_dict_post_hook(
+        lambda _: _restore_types(optimizer, loaded[-1], narrow), prepend=True)]
+    try:
+        _load_in_torch(optimizer, state_dict)
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _restore_types(optimizer: torch.optim.Optimizer, loaded: dict[str, Any], parameters: set[torch.Tensor]) -> None:
+    """Gives an optimizer the values of a loaded state that torch has converted, for these parameters."""
+    saved_ids = (each for group in loaded["param_groups"] for each in group["params"])
+    own = (each for group in optimizer.param_groups for each in group["params"])
+    for saved_id, parameter in zip(saved_ids, own):
+        state = optimizer.state.get(parameter, {}) if parameter in parameters else {}
+        saved = loaded["state"].get(saved_id, {})
+        state.update({name: saved[name] for name, value in state.items() if torch.is_tensor(value)
+                      and torch.is_tensor(saved.get(name)) and saved[name].dtype != value.dtype})

@@ -25,7 +25,7 @@ from torch_tutti.zero._gradients import DividedGradient, Gradients
 from torch_tutti.zero._hooks import (Hook, cast_inputs, count_data_changes, keep_in_memory, make_room,
                                      release_from_memory, take_gradient)
 from torch_tutti.zero._modules import find_modules_on_meta, materialize_untrained, trim_heap
-from torch_tutti.zero._optimizer import ZeroOptimizer, find_what_it_looks_at, rule_of
+from torch_tutti.zero._optimizer import NoOptimizer, ZeroOptimizer, find_what_it_looks_at, rule_of
 from torch_tutti.zero._parameters import check_same_layout, collect_managed
 from torch_tutti.zero._report import Report, process_peak_bytes
 from torch_tutti.zero._sharded import Uses
@@ -58,6 +58,19 @@ def _zero_grad(module: nn.Module, set_to_none: bool = True) -> None:
         if manager is not None and manager.model is module:
             manager.optimizer.zero_grad()
     type(module).zero_grad(module, set_to_none)
+
+
+def restore_model(model: nn.Module, memory: dict[nn.Parameter, torch.Tensor]) -> None:
+    """Makes a model an ordinary one again, of which a Manager has some parameters. memory: of all parameters, from
+    before it was sharded."""
+    managers = [_managers.pop(parameter)() for parameter in memory if parameter in _managers]
+    for handle in (handle for manager in dict.fromkeys(managers) for handle in getattr(manager, "handles", ())):
+        handle.remove()
+    release_from_memory(memory)
+    for parameter, values in memory.items():
+        parameter.data = values
+    for module in model.modules():
+        clean_module(module)
 
 
 # pickle finds a method by this name
@@ -96,11 +109,10 @@ class Manager:
             raise NotImplementedError("zero.shard: state_directory= needs an optimizer that runs in C: AdamW, Adam or "
                                       "SGD with settings that the library has, and no float64 parameter; here is a "
                                       f"{type(optimizer).__name__}, and its state would be in memory")
-        # an optimizer in Python steps on the thread that calls step()
-        self.ahead = settings.ahead and self.rule != "none"
         self.finding = find_what_it_looks_at(optimizer, self.rule, settings.placement)
         self.square_roots = square_roots_of(self.rule, optimizer.param_groups) or ROUNDED
         self.core = self._create_core(parameters, dtypes, len(optimizer.param_groups), settings)
+        self.ahead = settings.ahead and self._can_run_ahead(type(optimizer).__name__)
         self.arrivals = Arrivals(group)
         self._move_parameters(model, on_meta, settings.init)
         self.uses = Uses(self, settings.reshard) if self.core.placement == "sharded" else None
@@ -134,6 +146,20 @@ class Manager:
                 raise
             warnings.warn(f"zero.shard: parameters are sharded, not shared, on each host: {reason}", stacklevel=4)
         return make_core(placement="sharded")
+
+    def _can_run_ahead(self, optimizer: str) -> bool:
+        """Returns whether `ahead` has an effect. Warns if it has none. optimizer: the name of its class."""
+        if self.core.placement == "sharded":
+            reason = "with sharded parameters, which all ranks gather together"
+        elif optimizer == NoOptimizer.__name__:
+            reason = "without an optimizer in zero.shard"
+        elif self.rule == "none":
+            # on the thread that calls step()
+            reason = f"with {optimizer}, which runs in Python"
+        else:
+            return True
+        warnings.warn(f"zero.shard: ahead=True has no effect {reason}", stacklevel=4)
+        return False
 
     @torch.no_grad()
     def _move_parameters(self, model: nn.Module, on_meta: list[nn.Module],

@@ -80,7 +80,7 @@ def shard(model: nn.Module, optimizer: torch.optim.Optimizer | None = None, *, s
     ranks, left_out = (group_of if any_group else group_of_ranks)("zero.shard", group), find_ignored(model, ignored)
     check_replicas(model, ranks, left_out)
     if optimizer is None and stage == 0:
-        return average_model(model, ranks, left_out, units, precision, init)
+        return average_model(model, ranks, left_out, ahead, units, precision, init)
     settings = Settings(stage, placement, stage == 3 and hosts is None, UNLIMITED_BUFFERS if stage == 1 else buffers,
                         ahead, prefetch, reshard, init, _PRECISIONS[precision], compression, left_out, state_directory)
     manager = Manager(model, optimizer or NoOptimizer(model), find_units(model, units), ranks, settings)
