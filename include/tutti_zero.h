@@ -137,10 +137,13 @@ typedef struct tutti_zero_config {
        memory; only the state of about three units is in memory then. The file has no name, and ends with the process.
        NULL keeps them in memory. */
     const char *state_directory;
+    /* Gradients of BFLOAT16 and FLOAT16 units are summed over the ranks in float32, and the step takes float32
+       averages. Sums then move twice the bytes. Not for FLOAT64 units, nor with compression. */
+    bool sums_in_float32;
 } tutti_zero_config;
 #define TUTTI_ZERO_CONFIG_INIT \
     { sizeof(tutti_zero_config), NULL, 0, 0, 0, NULL, NULL, TUTTI_ZERO_SHARED, TUTTI_ZERO_NONE, 0, 0, 1, false, \
-        { TUTTI_COMPRESS_NONE, 0, false, false, 0, 0, 0 }, NULL, 0, NULL, NULL }
+        { TUTTI_COMPRESS_NONE, 0, false, false, 0, 0, 0 }, NULL, 0, NULL, NULL, false }
 /* Creates a tutti_zero and its arrays for the model in `config`. Collective. MISMATCH if the ranks describe different
    models. */
 TUTTI_API tutti_status tutti_zero_create(tutti_zero **out, const tutti_zero_config *config);
@@ -203,7 +206,7 @@ typedef struct tutti_zero_piece {
        Absent moments are NULL. */
     void *value;
     float *first, *second;
-    /* The gradient is averaged, in the unit's type, and valid from `settle` to the step. */
+    /* The gradient is averaged, in the unit's type or that of its sums, and valid from `settle` to the step. */
     void *gradient;
     /* This many steps have updated the parameter. */
     uint64_t steps;

@@ -63,6 +63,22 @@ static inline uint16_t narrow_from_float(float number, tutti_dtype dtype)
 {
     return dtype == TUTTI_BFLOAT16 ? bfloat16_from_float(number) : float16_from_float(number);
 }
+/* Convert `count` numbers from and to `dtype`, BFLOAT16 or FLOAT16. The arrays must not overlap. */
+static inline void narrow_to_floats(float *restrict to, const uint16_t *restrict from, size_t count, tutti_dtype dtype)
+{
+    if (dtype == TUTTI_BFLOAT16)
+        for (size_t i = 0; i < count; i++) to[i] = bfloat16_to_float(from[i]);
+    else
+        for (size_t i = 0; i < count; i++) to[i] = float16_to_float(from[i]);
+}
+static inline void narrow_from_floats(uint16_t *restrict to, const float *restrict from, size_t count,
+    tutti_dtype dtype)
+{
+    if (dtype == TUTTI_BFLOAT16)
+        for (size_t i = 0; i < count; i++) to[i] = bfloat16_from_float(from[i]);
+    else
+        for (size_t i = 0; i < count; i++) to[i] = float16_from_float(from[i]);
+}
 
 /* ---- steps ---- */
 enum update_rule { UPDATE_SGD, UPDATE_ADAM, UPDATE_ADAMW, UPDATE_RULES };

@@ -35,6 +35,14 @@ static tutti_status config_check_unit(const tutti_zero_config *config, int unit)
     if (dtype == TUTTI_FLOAT64 && config->rule != TUTTI_ZERO_NONE)
         return status_refuse(TUTTI_INVALID_ARGUMENT,
             "zero: unit %d is float64, and the update rules compute in float32; use the rule NONE", unit);
+    if (dtype == TUTTI_FLOAT64 && config->sums_in_float32)
+        return status_refuse(TUTTI_INVALID_ARGUMENT,
+            "zero: unit %d is float64, and sums in float32 would round its gradients; sum in the types of parameters",
+            unit);
+    if (dtype == TUTTI_BFLOAT16 && config->sums_in_float32 && config->compression.form != TUTTI_COMPRESS_NONE)
+        return status_refuse(TUTTI_INVALID_ARGUMENT,
+            "zero: gradients of type bfloat16 (unit %d) cannot be both compressed and summed in float32; choose one",
+            unit);
     if (!is_compressible && config->compression.form != TUTTI_COMPRESS_NONE)
         return status_refuse(TUTTI_INVALID_ARGUMENT,
             "zero: gradients of type %s (unit %d) cannot be compressed; use float32 or bfloat16",
@@ -68,6 +76,8 @@ static tutti_status partition_cut_unit(struct partition *partition, const tutti_
     size_t end = 0, line, slices = SLICE_BYTES * (size_t)partition->slices, bytes;
     *unit = (struct unit_partition){ .dtype = config->dtype[number], .first_parameter = *next };
     unit->element = tutti_dtype_bytes(unit->dtype);
+    unit->sum_dtype = config->sums_in_float32 ? TUTTI_FLOAT32 : unit->dtype;
+    unit->sum_element = tutti_dtype_bytes(unit->sum_dtype);
     line = LINE_BYTES / unit->element;
     for (; *next < config->parameters && config->parameter[*next].unit == number; ++*next) {
         const tutti_zero_parameter *p = &config->parameter[*next];
@@ -150,6 +160,8 @@ uint64_t partition_digest(const struct partition *partition, const tutti_zero_co
                                        (uint64_t)p->unit),
             (uint64_t)p->group);
     }
-    for (int n = 0; n < partition->units; n++) digest = digest_mix_number(digest, (uint64_t)partition->unit[n].dtype);
+    for (int n = 0; n < partition->units; n++)
+        digest = digest_mix_number(digest_mix_number(digest, (uint64_t)partition->unit[n].dtype),
+            (uint64_t)partition->unit[n].sum_dtype);
     return digest;
 }

@@ -12,8 +12,9 @@ struct slice_piece {
     size_t at, from, count;
 };
 struct unit_partition {
-    tutti_dtype dtype;
-    size_t element;                                     /* bytes of one element */
+    /* Parameters and their gradients have `dtype`. Sums of gradients over ranks have sum_dtype. */
+    tutti_dtype dtype, sum_dtype;
+    size_t element, sum_element;                        /* bytes of one element of the two types */
     size_t slice, count;                                /* elements of a slice and of the unit, with padding */
     /* The unit has `parameters` parameters from number first_parameter on. */
     int first_parameter, parameters;
@@ -38,6 +39,11 @@ static inline size_t partition_unit_bytes(const struct partition *partition, int
 {
     return partition->unit[unit].count * partition->unit[unit].element;
 }
+/* Returns the bytes of a unit's gradients in the type of sums, with padding. */
+static inline size_t partition_sum_bytes(const struct partition *partition, int unit)
+{
+    return partition->unit[unit].count * partition->unit[unit].sum_element;
+}
 /* Returns the number of the slice that a rank owns: 0 if there is one slice for all ranks. */
 static inline int partition_find_slice(const struct partition *partition, int rank)
 {
@@ -45,6 +51,6 @@ static inline int partition_find_slice(const struct partition *partition, int ra
 }
 /* Returns the part of a parameter in the slice of a rank. Its count is 0 if the slice has none of the parameter. */
 struct slice_piece partition_find_piece(const struct partition *partition, int parameter, int rank);
-/* Returns a hash of the model, the placement, the rule, and prefetch or `ahead`, by which ranks compare their models:
-   equal inputs give equal digests. */
+/* Returns a hash of the model, the placement, the rule, the types of sums, and prefetch or `ahead`, by which ranks
+   compare their models: equal inputs give equal digests. */
 uint64_t partition_digest(const struct partition *partition, const tutti_zero_config *config);

@@ -5,6 +5,7 @@
 #include "backend/base/memory.h"
 #include "backend/base/status.h"
 #include "kernels/reduce.h"
+#include "kernels/update.h"
 #include <limits.h>
 #include <stdlib.h>
 #include <string.h>
@@ -20,9 +21,10 @@ static size_t reducer_unit_bytes(const struct reducer *reducer, int unit)
 {
     return partition_unit_bytes(reducer->partition, unit);
 }
+/* Returns the bytes of a slice in the type of sums. */
 static size_t reducer_slice_bytes(const struct reducer *reducer, int unit)
 {
-    return reducer_unit_bytes(reducer, unit) / (size_t)reducer->partition->ranks;
+    return reducer->partition->unit[unit].slice * reducer->partition->unit[unit].sum_element;
 }
 /* Returns true if sums replace the gradients in their buffer, because all ranks have the same single slice (WHOLE). */
 static bool reducer_sums_in_place(const struct reducer *reducer) { return reducer->partition->slices == 1; }
@@ -98,7 +100,7 @@ static void reducer_add_round(struct reducer *reducer, int unit)
     struct unit_gradients *gradients = &reducer->unit[unit];
     const void *from[2] = { gradients->sum, gradients->second_sum };
     if (gradients->rounds++ == 0) return;
-    reduce_find(u->dtype, TUTTI_SUM)(&gradients->sum, 1, from, 2, u->slice, 1);
+    reduce_find(u->sum_dtype, TUTTI_SUM)(&gradients->sum, 1, from, 2, u->slice, 1);
 }
 /* Returns the n-th oldest sum in flight. */
 static struct gradient_sum *reducer_get_running_sum(struct reducer *reducer, int n)
@@ -142,13 +144,11 @@ static bool reducer_await_oldest_briefly(struct reducer *reducer)
     reducer->waited_ns += (uint64_t)(clock_ns() - began_ns);
     return over;
 }
-/* Gives the unit a buffer for its gradients if it has none: an unused one, or a new one. If the limit of buffers is
-   reached, first waits a moment for the oldest sum, but never longer, since that sum may need another rank which waits
-   for this one. */
-static tutti_status reducer_ensure_unit_buffer(struct reducer *reducer, int unit)
+/* Sets *out to a buffer of this size if it is NULL: an unused one, or a new one. If the limit of buffers is reached,
+   first waits a moment for the oldest sum, but never longer, since that sum may need another rank which waits for this
+   one. */
+static tutti_status reducer_ensure_buffer(struct reducer *reducer, size_t bytes, struct gradient_buffer **out)
 {
-    size_t bytes = reducer_unit_bytes(reducer, unit);
-    struct gradient_buffer **out = &reducer->unit[unit].buffer;
     while (!*out) {
         *out = reducer_take_spare_buffer(reducer, bytes);
         if (*out) return TUTTI_OK;
@@ -156,6 +156,23 @@ static tutti_status reducer_ensure_unit_buffer(struct reducer *reducer, int unit
             && reducer_await_oldest_briefly(reducer);
         TRY(waits ? reducer_complete_sum(reducer, 0) : reducer_allocate_buffer(reducer, bytes, out));
     }
+    return TUTTI_OK;
+}
+/* Gives the unit a buffer for its gradients if it has none. */
+static tutti_status reducer_ensure_unit_buffer(struct reducer *reducer, int unit)
+{
+    return reducer_ensure_buffer(reducer, reducer_unit_bytes(reducer, unit), &reducer->unit[unit].buffer);
+}
+/* Moves the unit's gradients to a buffer with the type of its sums, if that is another type. */
+static tutti_status reducer_convert_gradients(struct reducer *reducer, int unit)
+{
+    const struct unit_partition *u = &reducer->partition->unit[unit];
+    struct gradient_buffer **buffer = &reducer->unit[unit].buffer, *wide = NULL;
+    if (u->sum_dtype == u->dtype) return TUTTI_OK;
+    TRY(reducer_ensure_buffer(reducer, partition_sum_bytes(reducer->partition, unit), &wide));
+    narrow_to_floats(wide->memory, (*buffer)->memory, u->count, u->dtype);
+    reducer_return_buffer(reducer, *buffer);
+    *buffer = wide;
     return TUTTI_OK;
 }
 /* Sets *out to where the sum of this rank's slice goes, and allocates it if needed: `sum` in the first round,
@@ -178,6 +195,7 @@ static tutti_status reducer_start_sum(struct reducer *reducer, int unit)
     const struct unit_partition *u = &reducer->partition->unit[unit];
     struct unit_gradients *gradients = &reducer->unit[unit];
     void *into;
+    TRY(reducer_convert_gradients(reducer, unit));
     TRY(reducer_allocate_sum(reducer, unit, &into));
     TRY(sum_start(&reducer->sums, &gradients->running, unit, gradients->buffer->memory, into));
     gradients->sent = gradients->buffer;
@@ -188,7 +206,7 @@ static tutti_status reducer_start_sum(struct reducer *reducer, int unit)
     gradients->sums_started++;
     reducer->in_flight[reducer->in_flight_count++] = unit;
     reducer->sums_started++;
-    reducer->sum_bytes += reducer_unit_bytes(reducer, unit);
+    reducer->sum_bytes += partition_sum_bytes(reducer->partition, unit);
     return TUTTI_OK;
 }
 /* Returns the unit that is summed next by the agreed order. */

@@ -4,7 +4,9 @@
  * step. Gradients of a unit that is already summed (from another backward pass without hold) stay in its buffer until
  * the step ends, and then all units are summed once more.
  *
- * If all ranks have the same single slice, gradients are summed where they were written, and stay there.
+ * If sums have another type than gradients, a buffer of that type takes their place before the sum starts.
+ *
+ * If all ranks have the same single slice, gradients are summed in their buffer, and stay there.
  *
  * In a backward pass a rank waits for another only for a moment, for a buffer. Then it allocates one more buffer, as
  * the other rank may be waiting for this one in another call. */

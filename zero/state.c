@@ -28,7 +28,9 @@ tutti_status tutti_zero_get_piece(const tutti_zero *zero, int parameter, tutti_z
     out->value = (char *)s->value + piece.from * (element == sizeof(double) ? sizeof(double) : sizeof(float));
     out->first = s->first ? s->first + piece.from : NULL;
     out->second = s->second ? s->second + piece.from : NULL;
-    out->gradient = gradients->sum && gradients->rounds ? (char *)gradients->sum + piece.from * element : NULL;
+    out->gradient = gradients->sum && gradients->rounds
+        ? (char *)gradients->sum + piece.from * zero->partition.unit[unit].sum_element
+        : NULL;
     return TUTTI_OK;
 }
 tutti_status tutti_zero_claim_pieces(tutti_zero *zero)

@@ -64,8 +64,8 @@ static tutti_status sum_start_uncompressed(struct sums *sums, struct gradient_su
     tutti_op op = average_choose_op(sums->partition->ranks);
     tutti_comm *comm = priority_comms_get_all(sums->comms, sum->unit);
     if (sums->partition->slices == 1)
-        return tutti_all_reduce(sum->from, sum->into, unit->slice, unit->dtype, op, comm, &sum->request);
-    return tutti_reduce_scatter(sum->from, sum->into, unit->slice, unit->dtype, op, comm, &sum->request);
+        return tutti_all_reduce(sum->from, sum->into, unit->slice, unit->sum_dtype, op, comm, &sum->request);
+    return tutti_reduce_scatter(sum->from, sum->into, unit->slice, unit->sum_dtype, op, comm, &sum->request);
 }
 
 /* ---- packed ---- */
@@ -176,7 +176,7 @@ tutti_status sum_start(struct sums *sums, struct gradient_sum *sum, int unit, vo
     *sum = (struct gradient_sum){ .unit = unit, .from = from, .into = into, .sequence = sums->started_count++ };
     sum->request = (tutti_request)TUTTI_REQUEST_INIT;
     trace_interval_begin(&sum->interval, sums->trace, TUTTI_ZERO_SUMMED, unit,
-        partition_unit_bytes(sums->partition, unit));
+        partition_sum_bytes(sums->partition, unit));
     if (!sums_are_packed(sums)) return sum_start_uncompressed(sums, sum);
     unit_clear_gaps(sums, unit, from);
     if (sums->exchange.host_comm) return sum_start_on_host(sums, sum);

@@ -41,9 +41,9 @@ struct gradient_sum {
 tutti_status sums_init(struct sums *sums, const struct partition *partition, const tutti_compression *how,
     const struct priority_comms *comms, struct trace *trace);
 void sums_finish(struct sums *sums);
-/* Starts the sum of the unit's gradients in `from`; `into` gets the average of this rank's slice. Both must stay until
-   sum_wait has returned, and the sum may change `from`. All ranks start the same sums in the same order, and pass each
-   to sum_advance or sum_wait in that order. */
+/* Starts the sum of the unit's gradients in `from`, in the type of its sums; `into` gets the average of this rank's
+   slice. Both must stay until sum_wait has returned, and the sum may change `from`. All ranks start the same sums in
+   the same order, and pass each to sum_advance or sum_wait in that order. */
 tutti_status sum_start(struct sums *sums, struct gradient_sum *sum, int unit, void *from, void *into);
 /* Progresses the sum without waiting. Returns true if it has reached STAGE_SENDING, so that later sums may progress.
    Errors go to sum->status. */

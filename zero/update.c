@@ -119,11 +119,12 @@ static void optimizer_update_piece(const struct optimizer *optimizer, int unit, 
     const struct optimizer_state *s = &optimizer->state[unit];
     size_t from = piece->from;
     struct update_arrays a = { .value = (float *)s->value + from,
-        .gradient = (const char *)gradient + from * u->element };
+        .gradient = (const char *)gradient + from * u->sum_element };
     if (s->first) a.first = s->first + from;
     if (s->second) a.second = s->second + from;
     if (unit_has_value_copy(u)) a.narrow = (uint16_t *)s->slice + from;
-    update_find(kernel_of[optimizer->rule], u->dtype)(&a, piece->count, f);
+    update_find(kernel_of[optimizer->rule], u->sum_dtype)(&a, piece->count, f);
+    if (a.narrow && u->sum_dtype == TUTTI_FLOAT32) narrow_from_floats(a.narrow, a.value, piece->count, u->dtype);
 }
 void optimizer_update_unit(struct optimizer *optimizer, int unit, const void *gradient, const uint8_t *used,
     const tutti_zero_rates *rates, double scale)
@@ -146,8 +147,7 @@ void optimizer_copy_to_slice(struct optimizer *optimizer, int unit)
     const struct unit_partition *u = &optimizer->partition->unit[unit];
     const struct optimizer_state *s = &optimizer->state[unit];
     if (!unit_has_value_copy(u)) return;
-    const float *value = s->value;
-    for (size_t i = 0; i < u->slice; i++) ((uint16_t *)s->slice)[i] = narrow_from_float(value[i], u->dtype);
+    narrow_from_floats(s->slice, s->value, u->slice, u->dtype);
 }
 double optimizer_sum_squares(const struct optimizer *optimizer, int unit, const void *gradient)
 {
@@ -155,6 +155,6 @@ double optimizer_sum_squares(const struct optimizer *optimizer, int unit, const 
     const struct slice_piece *piece = &optimizer->partition->piece[u->first_piece];
     double sum = 0;
     for (int i = 0; i < u->pieces; i++)
-        sum += squares_find(u->dtype)((const char *)gradient + piece[i].from * u->element, piece[i].count);
+        sum += squares_find(u->sum_dtype)((const char *)gradient + piece[i].from * u->sum_element, piece[i].count);
     return sum;
 }

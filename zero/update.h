@@ -32,8 +32,9 @@ tutti_status optimizer_init(struct optimizer *optimizer, const struct partition 
 void optimizer_finish(struct optimizer *optimizer);
 /* Sets this rank's slice of the unit, takes its values, and allocates its moments. The slice must stay in place. */
 tutti_status optimizer_set_slice(struct optimizer *optimizer, int unit, void *slice);
-/* Takes one optimizer step for this rank's slice of the unit. `gradient` is the averaged gradient of the slice, and is
-   multiplied by `scale`. used[parameters] is 0 for parameters without a gradient, which stay. rates: [groups]. */
+/* Takes one optimizer step for this rank's slice of the unit. `gradient` is the averaged gradient of the slice in the
+   type of sums, and is multiplied by `scale`. used[parameters] is 0 for parameters without a gradient, which stay.
+   rates: [groups]. */
 void optimizer_update_unit(struct optimizer *optimizer, int unit, const void *gradient, const uint8_t *used,
     const tutti_zero_rates *rates, double scale);
 /* Rounds the float32 values, which the caller has written, to a bfloat16 or float16 slice. Other slices are the

@@ -185,7 +185,8 @@ static tutti_status zero_compare_models(const tutti_zero *zero, const tutti_zero
     if (range[0] == ~range[1]) return TUTTI_OK;
     return status_refuse(TUTTI_MISMATCH,
         "zero: rank %d has another model than another rank: parameters must have the same shapes and types, and be "
-        "in the same units and groups, and the placement, the optimizer and the compression be the same, on all ranks",
+        "in the same units and groups, and the placement, the optimizer, the types of sums and the compression be the "
+        "same, on all ranks",
         zero->partition.rank);
 }
 /* Compares the models of all ranks and creates the parts, in an order that keeps the collective calls of all ranks

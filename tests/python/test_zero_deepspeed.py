@@ -71,6 +71,7 @@ def test_a_script_trains_as_ddp(shared, tmp_path, stage):
     ({"bf16": {"enabled": True, "bf16_optimizer_states": True}}, "bf16.bf16_optimizer_states = true"),
     ({"tensorboard": {"enabled": True}}, "tensorboard"), ({"amp": {"enabled": True}}, "amp"),
     ({"prescale_gradients": True}, "prescale_gradients = true"), ({"some_new_key": 7}, "some_new_key = 7"),
+    ({"communication_data_type": "fp16", "bf16": {"enabled": True}}, 'communication_data_type = "fp16"'),
 ])
 def test_what_zero_cannot_serve(change, text):
     with pytest.raises(NotImplementedError) as error:
@@ -91,6 +92,22 @@ def test_settings_that_are_off_or_neutral():
     found = read_config({**SCRIPT, "gradient_predivide_factor": 1.0, "amp": {"enabled": False}, "comms_logger": {},
                          "bf16": {"enabled": True}, "zero_optimization": {"zero_hpz_partition_size": 1}}, 2)
     assert (found.stage, found.precision, found.micro_batch, found.accumulation) == (0, "bf16", 4, 2)
+
+
+def test_types_of_sums():
+    for name, enabled, expected in (("fp32", True, torch.float32), ("fp32", False, torch.float32), ("bf16", True, None),
+                                    (None, True, None)):
+        config = {**SCRIPT, "communication_data_type": name, "bf16": {"enabled": enabled}}
+        assert read_config(config, 2).reduce_dtype == expected
+
+
+def run_wide_sums(world):
+    engine = zero.from_deepspeed(Network(16), {**SCRIPT, "communication_data_type": "fp32", "bf16": {"enabled": True}})
+    assert engine.optimizer._manager.sums_in_float32
+
+
+def test_sums_in_float32(shared):
+    shared(2).run(run_wide_sums)
 
 
 def test_optimizers_and_schedules():

@@ -87,13 +87,16 @@ class Average(NamedTuple):
 
 
 @torch.no_grad()
-def start_average(bucket: list[torch.Tensor], group: dist.ProcessGroup) -> Average:
-    """Starts to average the gradients that parameters have in `grad`. A missing one counts as zeros. Collective."""
+def start_average(bucket: list[torch.Tensor], group: dist.ProcessGroup,
+                  sum_dtype: torch.dtype | None = None) -> Average:
+    """Starts to average the gradients that parameters have in `grad`. A missing one counts as zeros. sum_dtype: the
+    type of the sum; None: that of the gradients. Collective."""
     for parameter in bucket:
         if parameter.grad is not None and parameter.grad.is_sparse:
             parameter.grad = parameter.grad.to_dense()
     flat = torch.cat([(parameter.new_zeros(parameter.numel()) if parameter.grad is None else
                        parameter.grad.reshape(-1)) for parameter in bucket])
+    flat = flat if sum_dtype is None else flat.to(sum_dtype)
     # before the sum, as DistributedDataParallel does it, so that float16 does not overflow
     flat.mul_(1 / dist.get_world_size(group))
     return Average(bucket, flat, dist.all_reduce(flat, group=group, async_op=True))

@@ -31,7 +31,7 @@ class _Config(ctypes.Structure):
                 ("rule", c_int), ("buffers", c_int), ("timeout_ms", c_int64), ("prefetch", c_int),
                 ("ahead", c_bool), ("compression", _Compression), ("square_roots", FUNCTION),
                 ("square_roots_mode", c_int64), ("name", c_char_p),
-                ("state_directory", c_char_p)]
+                ("state_directory", c_char_p), ("sums_in_float32", c_bool)]
 
 
 class Rates(ctypes.Structure):
@@ -90,7 +90,7 @@ class Core:
     def __init__(self, communicator: int, parameters: Sequence[ParameterInfo], dtypes: Sequence[torch.dtype],
                  groups: int, placement: str, rule: str, buffers: int, timeout_ms: int, prefetch: int, ahead: bool,
                  compression: str | Compression | None, square_roots: SquareRoots, names: Names,
-                 state_directory: str | os.PathLike[str] | None) -> None:
+                 state_directory: str | os.PathLike[str] | None, sums_in_float32: bool) -> None:
         """Creates a tutti_zero. parameters: in the order of units. dtypes: one for each unit. groups: how many
         parameter groups there are. The other arguments are fields of tutti_zero_config. Collective."""
         self._names = names
@@ -100,11 +100,15 @@ class Core:
         config = _Config(ctypes.sizeof(_Config), communicator, len(parameters), len(dtypes), groups, parameter_array,
                          dtype_array, PLACEMENTS[placement], RULES[rule], buffers, timeout_ms, prefetch, ahead,
                          described(compression), square_roots.function or FUNCTION(), square_roots.mode,
-                         names.whole.encode(), os.fsencode(state_directory) if state_directory else None)
+                         names.whole.encode(), os.fsencode(state_directory) if state_directory else None,
+                         sums_in_float32)
         self._zero = c_void_p()
         self.placement, self.has_feedback = placement, bool(config.compression.form and config.compression.feedback)
         self._counts = [parameter.count for parameter in parameters]
         self._dtypes = [dtypes[parameter.unit] for parameter in parameters]
+        # the type of each averaged gradient
+        self.sum_dtypes = [torch.float32 if sums_in_float32 and dtype.itemsize == 2 else dtype
+                           for dtype in self._dtypes]
         self._gradients: dict[tuple[int, int], torch.Tensor] = {}
         # where tutti_zero_gradient() writes its results
         self._at, self._adds = c_void_p(), c_bool()
@@ -227,7 +231,7 @@ class Core:
         self._check(self._calls.tutti_zero_get_piece(self._zero, number, byref(found)))
         first, second = (self._tensor(address, found.count, torch.float32) if address else None
                          for address in (found.first, found.second))
-        gradient = self._tensor(found.gradient, found.count, self._dtypes[number]) if found.gradient else None
+        gradient = self._tensor(found.gradient, found.count, self.sum_dtypes[number]) if found.gradient else None
         value_dtype = torch.float64 if self._dtypes[number] == torch.float64 else torch.float32
         value = self._tensor(found.value or 0, found.count, value_dtype)
         return Piece(found.at, value, (first, second), gradient, found.steps, found.used)

@@ -15,17 +15,18 @@ from torch.autograd import Variable
 
 from torch_tutti.zero._averages import (Average, broadcast_values, check_same_tensors, divide_into_buckets,
                                         finish_averages, start_average)
+from torch_tutti.zero._reduce_type import sums_in_float32
 
 # {model: the GradientAverages of its parameters}
 _averages_of: weakref.WeakKeyDictionary[nn.Module, GradientAverages] = weakref.WeakKeyDictionary()
 
 
 def average_model(model: nn.Module, group: dist.ProcessGroup, ignored: set[torch.Tensor], ahead: bool,
-                  *unsupported: Any) -> nn.Module:
+                  reduce_dtype: torch.dtype | None, *unsupported: Any) -> nn.Module:
     """Makes each backward pass of the model average the gradients over the ranks of a group of any backend. Returns the
     model. ignored: parameters and buffers that each rank keeps for itself. ahead: an option of zero.shard without an
-    effect here, so True gives a warning. unsupported: options of zero.shard, which must be None. Collective: all ranks
-    get rank 0's other parameters and buffers."""
+    effect here, so True gives a warning. reduce_dtype: the type of sums, as in zero.shard. unsupported: options of
+    zero.shard, which must be None. Collective: all ranks get rank 0's other parameters and buffers."""
     if any(option is not None for option in unsupported):
         raise NotImplementedError("zero.shard: stage 0 without an optimizer has no units, precision and init; pass the "
                                   "optimizer")
@@ -35,9 +36,11 @@ def average_model(model: nn.Module, group: dist.ProcessGroup, ignored: set[torch
         raise ValueError("zero.shard: the model is already sharded; a model can be sharded once")
     tensors = {name: tensor for name, tensor in (*model.named_parameters(), *model.named_buffers())
                if tensor not in ignored}
+    is_wide = sums_in_float32(reduce_dtype, ((name, parameter.dtype) for name, parameter in model.named_parameters()
+                                             if parameter.requires_grad and parameter not in ignored))
     check_same_tensors("zero.shard", tensors, group)
     broadcast_values([list(tensors.values())], group)
-    _averages_of[model] = GradientAverages(model, group, ignored)
+    _averages_of[model] = GradientAverages(model, group, ignored, is_wide)
     return model
 
 
@@ -50,8 +53,10 @@ class GradientAverages:
     """Averages the gradients of a model's trained parameters. A bucket is sent as soon as the backward pass has
     accumulated all its gradients, in the same order on all ranks; the rest at the end of the pass."""
 
-    def __init__(self, model: nn.Module, group: dist.ProcessGroup, ignored: set[torch.Tensor]) -> None:
-        """Installs the hooks of the parameters that are not ignored."""
+    def __init__(self, model: nn.Module, group: dist.ProcessGroup, ignored: set[torch.Tensor], is_wide: bool) -> None:
+        """Installs the hooks of the parameters that are not ignored. is_wide: gradients of 16 bits are summed in
+        float32."""
+        self.sum_dtype = torch.float32 if is_wide else None
         self.group, self.ignored, self.is_averaging = group, ignored, True
         self.model = weakref.ref(model)
         trained = [parameter for parameter in model.parameters()
@@ -99,13 +104,13 @@ class GradientAverages:
             Variable._execution_engine.queue_callback(self.finish_pass)
         self.missing[self.bucket_of[parameter]] -= 1
         while len(self.started) < len(self.buckets) and self.missing[len(self.started)] <= 0:
-            self.started.append(start_average(self.buckets[len(self.started)], self.group))
+            self.started.append(start_average(self.buckets[len(self.started)], self.group, self.sum_dtype))
 
     def finish_pass(self) -> None:
         """Called at the end of a backward pass: averages what is left, and writes all averages to `grad`."""
         self.running_pass = -1
         started, self.started = self.started, []
-        started += [start_average(bucket, self.group) for bucket in self.buckets[len(started):]]
+        started += [start_average(bucket, self.group, self.sum_dtype) for bucket in self.buckets[len(started):]]
         finish_averages(started, self.group)
         model = self.model()
         for name, parameter in model.named_parameters() if model is not None else ():

@@ -25,11 +25,11 @@ def from_deepspeed(model: nn.Module, config: str | os.PathLike[str] | dict[str, 
     Collective.
 
     config: a DeepSpeed configuration, a dict or the path of a JSON file. Used are the sizes of batches,
-    gradient_clipping, bf16.enabled, zero_optimization.stage, optimizer (Adam, AdamW or a class of torch.optim) and
-    scheduler (WarmupLR, WarmupDecayLR or a class of torch.optim.lr_scheduler). Settings that only tune DeepSpeed have
-    no effect. Any other raises NotImplementedError with its name: offload, fp16, quantization, and so on. optimizer,
-    lr_scheduler: in place of those of the configuration. model_parameters: the parameters or groups of the
-    configuration's optimizer; None: those with requires_grad. group, options: as in `zero.shard`."""
+    gradient_clipping, bf16.enabled, communication_data_type, zero_optimization.stage, optimizer (Adam, AdamW or a class
+    of torch.optim) and scheduler (WarmupLR, WarmupDecayLR or a class of torch.optim.lr_scheduler). Settings that only
+    tune DeepSpeed have no effect. Any other raises NotImplementedError with its name: offload, fp16, quantization, and
+    so on. optimizer, lr_scheduler: in place of those of the configuration. model_parameters: the parameters or groups
+    of the configuration's optimizer; None: those with requires_grad. group, options: as in `zero.shard`."""
     group = group_of_ranks("zero.from_deepspeed", group)
     settings = read_config(config, dist.get_world_size(group))
     if optimizer is None:
@@ -37,7 +37,7 @@ def from_deepspeed(model: nn.Module, config: str | os.PathLike[str] | dict[str, 
         optimizer = make_optimizer(settings.optimizer, parameters)
     lr_scheduler = lr_scheduler or make_scheduler(settings.scheduler, optimizer)
     model, sharded = shard(model, optimizer, stage=settings.stage, group=group,
-                           **{"precision": settings.precision, **options})
+                           **{"precision": settings.precision, "reduce_dtype": settings.reduce_dtype, **options})
     return Engine(model, sharded, lr_scheduler, settings, group)
 
 

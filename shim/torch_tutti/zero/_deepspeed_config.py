@@ -31,6 +31,7 @@ class Configuration(NamedTuple):
     accumulation: int                   # backward passes in a step
     clipping: float                     # 0: none
     precision: str | None               # as in zero.shard
+    reduce_dtype: torch.dtype | None    # as in zero.shard
     optimizer: dict[str, Any]           # "type" and "params"; {}: the program gives an optimizer
     scheduler: dict[str, Any]           # likewise
 
@@ -49,11 +50,12 @@ def read_config(config: str | os.PathLike[str] | dict[str, Any], ranks: int) -> 
     bf16 = dict(given.pop("bf16", {}))
     precision = "bf16" if bf16.pop("enabled", False) else None
     _refuse_others(bf16, set(), "bf16.")
+    reduce_dtype = _take_reduce_dtype(given, precision)
     micro_batch, accumulation = _batches(given, ranks)
     clipping = float(given.pop("gradient_clipping", 0) or 0)
     optimizer, scheduler = given.pop("optimizer", {}), given.pop("scheduler", {})
     _refuse_others(given, _TUNING, "")
-    return Configuration(stage, micro_batch, accumulation, clipping, precision, optimizer, scheduler)
+    return Configuration(stage, micro_batch, accumulation, clipping, precision, reduce_dtype, optimizer, scheduler)
 
 
 def _refuse_auto(settings: dict[str, Any], path: str = "") -> None:
@@ -79,6 +81,16 @@ def _refuse_others(settings: dict[str, Any], tuning: set[str], path: str) -> Non
         if name not in tuning and not _is_off(value) and value != _NEUTRAL.get(name):
             raise NotImplementedError(f"zero.from_deepspeed: zero cannot serve {path}{name} = {json.dumps(value)} of "
                                       "this DeepSpeed configuration; remove it, or keep DeepSpeed")
+
+
+def _take_reduce_dtype(given: dict[str, Any], precision: str | None) -> torch.dtype | None:
+    """Takes the type of sums out of a configuration, and returns it; None: that of the gradients. Leaves other types
+    there."""
+    name = str(given.get("communication_data_type")).lower()
+    if name not in ("fp32", precision):
+        return None
+    del given["communication_data_type"]
+    return torch.float32 if name == "fp32" else None
 
 
 def _batches(given: dict[str, Any], ranks: int) -> tuple[int | None, int]:

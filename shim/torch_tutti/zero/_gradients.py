@@ -201,7 +201,7 @@ class Gradients:
         piece = self.core.piece(number)
         if not piece.used:
             return None
-        return (piece.value.new_empty(0, dtype=self.parameters[number].dtype) if piece.gradient is None
+        return (piece.value.new_empty(0, dtype=self.core.sum_dtypes[number]) if piece.gradient is None
                 else piece.gradient * self.scale if self.scale != 1.0 else piece.gradient.clone())
 
     @torch.no_grad()

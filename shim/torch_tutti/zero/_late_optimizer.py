@@ -94,7 +94,7 @@ class WholeGradients(Gradients):
         for number, parameter in enumerate(self.parameters):
             piece = self.core.piece(number)
             if piece.used:
-                own = parameter.new_empty(0) if piece.gradient is None else piece.gradient
+                own = parameter.new_empty(0) if piece.gradient is None else piece.gradient.to(parameter.dtype)
                 parameter.grad = manager.optimizer._checkpoint._gather_whole(number, "gradient", parameter.shape, own)
 
 

@@ -27,6 +27,7 @@ from torch_tutti.zero._hooks import (Hook, cast_inputs, count_data_changes, keep
 from torch_tutti.zero._modules import find_modules_on_meta, materialize_untrained, trim_heap
 from torch_tutti.zero._optimizer import NoOptimizer, ZeroOptimizer, find_what_it_looks_at, rule_of
 from torch_tutti.zero._parameters import check_same_layout, collect_managed
+from torch_tutti.zero._reduce_type import sums_in_float32
 from torch_tutti.zero._report import Report, process_peak_bytes
 from torch_tutti.zero._sharded import Uses
 from torch_tutti.zero._square_roots import ROUNDED, square_roots_of
@@ -49,6 +50,7 @@ class Settings(NamedTuple):
     compression: str | Compression | None
     ignored: set[torch.Tensor]          # parameters and buffers that each rank keeps for itself
     state_directory: str | os.PathLike[str] | None      # of a file with the optimizer's state; None: in memory
+    reduce_dtype: torch.dtype | None
 
 
 def _zero_grad(module: nn.Module, set_to_none: bool = True) -> None:
@@ -96,6 +98,8 @@ class Manager:
         for entry in self.managed:
             if entry.parameter in _managers:
                 raise ValueError(f"zero.shard: parameter {entry.name} is already sharded; a model can be sharded once")
+        self.sums_in_float32 = sums_in_float32(
+            settings.reduce_dtype, ((entry.name, dtypes[entry.unit]) for entry in self.managed), settings.compression)
         check_same_layout(self.managed, group)
         self.given_dtypes = [entry.parameter.dtype for entry in self.managed]
         on_meta = find_modules_on_meta(model, settings.init)
@@ -136,6 +140,7 @@ class Manager:
                                       rule=self.rule, buffers=settings.buffers, prefetch=settings.prefetch,
                                       ahead=settings.ahead, compression=settings.compression,
                                       square_roots=self.square_roots, state_directory=settings.state_directory,
+                                      sums_in_float32=self.sums_in_float32,
                                       timeout_ms=math.ceil(timeout.total_seconds() * 1000) if timeout else 0,
                                       names=Names(f"zero stage {settings.stage} of {type(self.model).__name__}",
                                                   self.unit_names(), [entry.name for entry in self.managed]))

@@ -83,8 +83,8 @@ class WholeParameters(Pieces):
                 self.parameters[number].copy_(self.managed[number].shaped(value))
             # a gradient is missing on all ranks, or on none; empty pieces have none
             used = [number for number in numbers if pieces[number].used]
-            gradients = [torch.empty(0, dtype=self.managed[number].parameter.dtype) if gradient is None else gradient
-                         for number in used for gradient in [pieces[number].gradient]]
+            gradients = [torch.empty(0, dtype=dtype) if gradient is None else gradient.to(dtype) for number in used
+                         for dtype, gradient in [(self.core.sum_dtypes[number], pieces[number].gradient)]]
             for number, value in self._collect(used, gradients).items() if used else ():
                 self.parameters[number].grad = self.managed[number].shaped(
                     value.to(self._dtype(number)).mul_(scale))

@@ -29,9 +29,10 @@ UNLIMITED_BUFFERS = 1 << 20
 def shard(model: nn.Module, optimizer: torch.optim.Optimizer | None = None, *, stage: int = 3, hosts: str | None = None,
           units: Iterable[nn.Module] | None = None, group: dist.ProcessGroup | DeviceMesh | None = None,
           buffers: int = 2, ahead: bool = False, prefetch: int = 1, reshard: bool = True,
-          precision: str | None = None, compression: str | Compression | None = None,
-          state_directory: str | os.PathLike[str] | None = None, init: Callable[[nn.Module], None] | None = None,
-          ignored: Iterable[nn.Module | nn.Parameter] = (), gradients: str = "shards") -> Any:
+          precision: str | None = None, reduce_dtype: torch.dtype | None = None,
+          compression: str | Compression | None = None, state_directory: str | os.PathLike[str] | None = None,
+          init: Callable[[nn.Module], None] | None = None, ignored: Iterable[nn.Module | nn.Parameter] = (),
+          gradients: str = "shards") -> Any:
     """Lets the ranks of a group train the model together. Returns the model, and the optimizer that replaces the given
     one, a ZeroOptimizer. Collective: all ranks start with rank 0's parameters and buffers.
 
@@ -45,8 +46,8 @@ def shard(model: nn.Module, optimizer: torch.optim.Optimizer | None = None, *, s
     used; then all ranks must use the same units in the same order, and parameters outside a use read as NaN, except in
     a `with optimizer.whole():` block. None: shared, or sharded with a warning if ranks cannot share. units: modules
     whose parameters are used together; each is summed and updated as a whole. Default: the elements of the model's
-    outermost ModuleLists and Sequentials. A parameter belongs to the innermost unit that has it; to the model itself if
-    no unit has it, or several that are not nested. group: tutti's group, or a DeviceMesh.
+    outermost ModuleLists and Sequentials. A parameter belongs to its innermost unit, or else to the model. group:
+    tutti's group, or a DeviceMesh.
 
     buffers: the number of buffers for gradients of units of one size (stages 2 and 3). ahead: step() returns when all
     ranks have called it, and modules wait for their parameters when they compute; units that are used first are summed,
@@ -55,10 +56,10 @@ def shard(model: nn.Module, optimizer: torch.optim.Optimizer | None = None, *, s
     order of the last step; reshard frees a unit's memory after forward(), and gathers it again for backward().
 
     precision: "bf16" or "fp16" converts parameters (not those of BatchNorm), gradients and floating-point inputs of the
-    model's forward(); the optimizer keeps float32 values, which start as the model's. compression: the form of
-    gradients in messages ("int8"), or a torch_tutti.compression.Compression. If all hosts have equal numbers of ranks,
-    only messages between hosts are compressed. state_directory: a directory on disk, where each rank keeps its
-    optimizer state in a file without a name (AdamW, Adam and SGD); only the state of about three units is in memory.
+    model's forward(); the optimizer keeps float32 values, which start as the model's. reduce_dtype=torch.float32 sums
+    gradients of 16 bits in float32. compression: the form of gradients in messages ("int8"), or a Compression. If all
+    hosts have equal numbers of ranks, only messages between hosts are compressed. state_directory: where each rank
+    keeps its optimizer state in a file without a name; only that of about three units is in memory.
 
     The model and the parameters of the optimizer may be on the meta device; then only rank 0 ever has the whole model
     in its own memory. init: called on rank 0 with each module that has parameters or buffers of its own on the meta
@@ -80,10 +81,10 @@ def shard(model: nn.Module, optimizer: torch.optim.Optimizer | None = None, *, s
     ranks, left_out = (group_of if any_group else group_of_ranks)("zero.shard", group), find_ignored(model, ignored)
     check_replicas(model, ranks, left_out)
     if optimizer is None and stage == 0:
-        return average_model(model, ranks, left_out, ahead, units, precision, init)
-    settings = Settings(stage, placement, stage == 3 and hosts is None, UNLIMITED_BUFFERS if stage == 1 else buffers,
-                        ahead, prefetch, reshard, init, _PRECISIONS[precision], compression, left_out, state_directory)
-    manager = Manager(model, optimizer or NoOptimizer(model), find_units(model, units), ranks, settings)
+        return average_model(model, ranks, left_out, ahead, reduce_dtype, units, precision, init)
+    manager = Manager(model, optimizer or NoOptimizer(model), find_units(model, units), ranks, Settings(
+        stage, placement, stage == 3 and hosts is None, UNLIMITED_BUFFERS if stage == 1 else buffers, ahead, prefetch,
+        reshard, init, _PRECISIONS[precision], compression, left_out, state_directory, reduce_dtype))
     return (model, manager.optimizer) if optimizer else await_optimizer(manager, gradients == "whole")
 
 

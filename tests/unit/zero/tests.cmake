@@ -1,5 +1,5 @@
-tutti_units(unit_zero all zero partition gather zero steps pieces compress exchange state_file)
-set(over_inproc zero pieces)
+tutti_units(unit_zero all zero partition gather zero steps pieces sum_types compress exchange state_file)
+set(over_inproc zero pieces sum_types)
 if(NOT TUTTI_SANITIZE)                                                 # these call the same of zero/ and more of the core
   list(APPEND over_inproc gather steps compress)
 endif()
