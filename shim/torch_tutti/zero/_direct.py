@@ -3,7 +3,6 @@ sums them. Autograd would allocate a gradient that a hook then copies. The opera
 results are bit-identical."""
 from __future__ import annotations
 
-import weakref
 from types import MethodType
 from typing import TYPE_CHECKING, Any
 
@@ -11,13 +10,11 @@ import torch
 import torch.nn.functional as F
 from torch.autograd import forward_ad
 from torch import Tensor, nn
-from torch.utils.weak import WeakTensorKeyDictionary
+
+from torch_tutti.zero._hooks import manager_of
 
 if TYPE_CHECKING:
     from torch_tutti.zero._model import Manager
-
-# {weight: (weak reference to its Manager, number of the parameter)}
-_owners: Any = WeakTensorKeyDictionary()
 
 
 class _Product(torch.autograd.Function):
@@ -91,16 +88,17 @@ def _only_accumulates(manager: Manager, number: int) -> bool:
         return False
 
 
-def _owner_of(weight: Tensor) -> tuple[Manager, int] | None:
+def _owner_of(weight: nn.Parameter) -> tuple[Manager, int] | None:
     """Returns the Manager of a weight and its number there. None if its gradient must go through autograd: in
     torch.compile, torch.func and forward mode, without gradients, or if the weight is not sharded."""
-    owner = _owners.get(weight)
-    if owner is None or not torch.is_grad_enabled() or torch.compiler.is_compiling():
+    if not torch.is_grad_enabled() or torch.compiler.is_compiling():
+        return None
+    manager = manager_of(weight)
+    if manager is None:
         return None
     if torch._C._functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0:
         return None
-    manager, number = owner[0](), owner[1]
-    return None if manager is None else (manager, number)
+    return manager, manager.number_of[weight]
 
 
 def _multiply(self: nn.Linear, x: Tensor) -> Tensor:
@@ -129,7 +127,5 @@ def replace_forwards(manager: Manager, model: nn.Module) -> None:
     """Replaces the forward of the model's linear layers and embeddings whose weights the manager owns."""
     for layer in model.modules():
         forward = _FORWARDS.get(type(layer))
-        number = manager.number_of.get(layer.weight) if forward else None
-        if number is not None and "forward" not in vars(layer):
-            _owners[layer.weight] = (weakref.ref(manager), number)
+        if forward and layer.weight in manager.number_of and "forward" not in vars(layer):
             layer.forward = MethodType(forward, layer)

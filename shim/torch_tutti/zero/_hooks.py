@@ -114,6 +114,11 @@ def _has_same_bits(left: torch.Tensor, right: torch.Tensor) -> bool:
             and torch.equal(left.view(as_int), right.view(as_int)))
 
 
+def manager_of(parameter: torch.nn.Parameter) -> Any:
+    """Returns the Manager whose core has the values of a parameter, or None."""
+    return _managers.find(parameter)
+
+
 def keep_in_memory(manager: Any, parameters: Iterable[torch.nn.Parameter]) -> None:
     """Makes assignments to the attribute `data` of these parameters keep their memory, while the manager exists. Needs
     the property that count_data_changes() installs."""

@@ -32,7 +32,7 @@ from torch_tutti.zero._report import Report, process_peak_bytes
 from torch_tutti.zero._sharded import Uses
 from torch_tutti.zero._square_roots import ROUNDED, square_roots_of
 
-# {parameter: weak reference to the Manager of its model}
+# {parameter: weak reference to the Manager of its model}, also of a Manager that has failed or ended without detach()
 _managers: Any = WeakTensorKeyDictionary()
 
 

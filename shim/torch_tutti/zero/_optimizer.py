@@ -103,13 +103,22 @@ class ZeroOptimizer(torch.optim.Optimizer):
         self.param_groups = given.param_groups          # the same objects: a scheduler of the given one works on
         for name in HOOKS_OF_STEPS:                     # also those that are registered on the given one later
             setattr(self, name, getattr(given, name, getattr(self, name)))
-        self._manager, self._core, self._rule = manager, manager.core, manager.rule
         self._optimizer_class = type(given)
-        self._gradients = manager.gradients
         self._given, self._bare = weakref.ref(given), optimizer_like(given, [])
         self._no_sync_depth = 0         # nested blocks of no_sync
         self._zeroing, self._inner_updates = ZeroGradCheck(), 0
         self._is_probing = False        # the next zero_grad() belongs to the same probe as step() (_is_probe)
+        attributes = set(vars(self))
+        self._attach(manager, given)
+        # the attributes that belong to the Manager; divide_again() replaces them
+        self._of_manager = set(vars(self)) - attributes
+        if given.state:
+            self._checkpoint.load_state_dict(given.state_dict())
+
+    def _attach(self, manager: Manager, given: torch.optim.Optimizer) -> None:
+        """Sets what this object has of a Manager, whose optimizer it becomes."""
+        self._manager, self._core, self._rule = manager, manager.core, manager.rule
+        self._gradients = manager.gradients
         self._inner = None
         if self._rule == "none":
             finding = manager.finding
@@ -122,8 +131,6 @@ class ZeroOptimizer(torch.optim.Optimizer):
             self._inner.defaults.update(self._changed_options)
         self._local = LocalParameters(given, manager.unmanaged)
         self._checkpoint = Checkpoint(self)
-        if given.state:
-            self._checkpoint.load_state_dict(given.state_dict())
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Adds a group of parameters of the model, which now have requires_grad, like torch's method. Does what

@@ -13,10 +13,6 @@ if TYPE_CHECKING:
     from torch_tutti.zero._model import Manager
     from torch_tutti.zero._optimizer import ZeroOptimizer
 
-# Attributes of a ZeroOptimizer that belong to its Manager; divide_again() replaces them.
-_OF_MANAGER = ("_manager", "_core", "_rule", "_gradients", "_checkpoint", "_inner", "_pieces", "_settings",
-               "_changed_options", "_local")
-
 
 class Ended:
     """Takes the place of the Manager and its parts in an optimizer after unshard(), or after an error in
@@ -40,7 +36,7 @@ def unshard(optimizer: ZeroOptimizer) -> torch.optim.Optimizer:
         result.state[parameter] = {
             name: value.to(parameter.dtype) if torch.is_tensor(value) and value.is_floating_point() and value.dim()
             else value for name, value in found.items() if name != "master"}
-    vars(optimizer).update(dict.fromkeys(_OF_MANAGER, Ended()))
+    vars(optimizer).update(dict.fromkeys(optimizer._of_manager, Ended()))
     gc.collect()                        # the Manager refers to itself; with it the core's memory goes
     return result
 
@@ -60,15 +56,16 @@ def divide_again(optimizer: ZeroOptimizer, added: dict[str, Any] | None = None) 
     ordinary.state.update(state)
     if added:
         ordinary.add_param_group(added)
-    for name in _OF_MANAGER:
-        vars(optimizer).pop(name, None)
+    for name in optimizer._of_manager:
+        del vars(optimizer)[name]
     gc.collect()                        # before the new memory is allocated
     try:
         fresh = kind(model, ordinary, units, group, settings)
     except BaseException:
-        vars(optimizer).update(dict.fromkeys(_OF_MANAGER, Ended()))
+        vars(optimizer).update(dict.fromkeys(optimizer._of_manager, Ended()))
         raise
-    vars(optimizer).update({name: value for name, value in vars(fresh.optimizer).items() if name in _OF_MANAGER})
+    optimizer._of_manager = fresh.optimizer._of_manager
+    vars(optimizer).update({name: vars(fresh.optimizer)[name] for name in optimizer._of_manager})
     fresh.optimizer = optimizer._checkpoint.optimizer = optimizer
     optimizer._checkpoint._load_residuals(residuals)
 
