@@ -1,5 +1,5 @@
 """Gradients of 16 bits that the ranks sum in float32: as an explicit sum, as FSDP2 with the same policy, and as
-DistributedDataParallel's bfloat16 never gives them."""
+DistributedDataParallel with a communication hook."""
 import pytest
 import torch
 import torch.distributed as dist
@@ -92,11 +92,19 @@ def test_sums_as_fsdp2_has_them(shared, reduce_dtype):
     shared(2).run(run_beside_fsdp, reduce_dtype)
 
 
+def sum_wide(size, bucket):
+    """A communication hook of DistributedDataParallel that sums in float32."""
+    work = dist.all_reduce(wide := bucket.buffer().float().mul_(1 / size), async_op=True)
+    return work.get_future().then(lambda _: wide.to(bucket.buffer().dtype))
+
+
 def run_without_optimizer(world):
     """Gradients that stay in `grad` are rounded once, after the sum."""
-    judge = Network(16).bfloat16()
+    judge, ddp = Network(16).bfloat16(), DistributedDataParallel(Network(16).bfloat16())
+    ddp.register_comm_hook(world.size, sum_wide)
     models = [zero.shard(Network(16).bfloat16(), reduce_dtype=torch.float32, **options)
               for options in ({"stage": 0}, {"stage": 2, "gradients": "whole"})]
+    models.append(ddp)
     for each in (judge, *models):
         loss_of(each(ids_of(1, world.rank))).backward()
     for p, average, *others in zip(judge.parameters(), average_wide(world, judge.parameters()),
