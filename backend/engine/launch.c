@@ -336,6 +336,7 @@ static tutti_status launch_bind_call(tutti_comm *comm, struct operation *op)
     executor->launch.output = op->output;
     executor->launch.rows = op->sum.rows.function ? &op->sum.rows : NULL;
     launch_declare(comm, op->sequence);
+    if (!plans_late) tuner_run_stamp(comm);
     executor->run.tensors_declared = false;
     bool tries_to_read = choice_code_reads(code) && comm->launcher.single_copy;
     bool may_read = (recent->may_read || tries_to_read) && !op->sum.rows.function;
@@ -386,6 +387,7 @@ static tutti_status launch_finish_late(tutti_comm *comm, const struct operation 
         TRY(launch_choose_late(comm, op, recent));
         TRY(launch_check_rows(comm, op, recent->program));
         launch_set_program(executor, recent);
+        tuner_run_stamp(comm);
     }
     status = tensors_find_operands(comm, op);
     return status == TUTTI_OK ? executor_start_program(executor) : status;
@@ -416,7 +418,8 @@ tutti_status launch_step(tutti_comm *comm, struct operation *op)
         if (status != TUTTI_OK) return status;
     }
     tutti_status status = executor_run_steps(&comm->executor);
-    bool ends = status == TUTTI_OK && (comm->launcher.timed || comm->launcher.pending.count);
+    const struct launcher *launcher = &comm->launcher;
+    bool ends = status == TUTTI_OK && (launcher->timed || launcher->watched || launcher->pending.count);
     if (ends) tuner_run_end(comm, comm->launcher.recent[op->collective].tuner);
     return status;
 }

@@ -2,7 +2,7 @@
 #pragma once
 #include "backend/engine/operation.h"
 #include "backend/tuning/selection.h"
-#include "backend/tuning/tuner.h"
+#include "backend/tuning/tuners.h"
 
 /* The choice and the program of the last call of a collective, because most calls repeat them. */
 struct recent {
@@ -87,8 +87,8 @@ struct launcher {
     /* The running operation chooses its plan after the roll call. */
     bool plans_late;
     struct pending_launch pending;
-    /* All ranks record when they begin and end the running operation. */
-    bool timed;
+    /* All ranks record when they begin and end the running operation, or only when they begin it. */
+    bool timed, watched;
     /* When this rank began a timed operation. */
     int64_t begun_ns;
 };

@@ -1,5 +1,6 @@
-/* All ranks record when they begin and end a timed call, next to their declarations. The decider reads these stamps
-   some operations later, when all ranks have written them. */
+/* All ranks record when they begin a watched call, and when they begin and end a timed one, next to their declarations.
+   At the end of a watched call the decider reads when the others began. It reads the stamps of timed calls some
+   operations later, when all ranks have written them. */
 #include "backend/engine/tuner_run.h"
 #include "backend/base/clock.h"
 #include "backend/base/status.h"
@@ -54,7 +55,7 @@ uint32_t tuner_run_begin(tutti_comm *comm, const struct operation *op, struct tu
 {
     struct executor *executor = &comm->executor;
     struct launcher *launcher = &comm->launcher;
-    launcher->timed = false;
+    launcher->timed = launcher->watched = false;
     if (!tuner || op->sum.rows.function) return 0;
     if (tuner_is_decider(comm, tuner)) {
         bool any_variant = launcher->tuners.mode == TUNER_TAKES_ANY_VARIANT;
@@ -64,8 +65,9 @@ uint32_t tuner_run_begin(tutti_comm *comm, const struct operation *op, struct tu
         struct moment moment = tuner_get_moment(comm, op);
         tuner_begin_call(&launcher->tuners, tuner, &moment, &limits);
     }
-    uint32_t code = tuner_code_at(atomic_load_explicit(tuner->word, memory_order_acquire), executor->operation);
+    uint32_t code = tuner_count_call(tuner, executor->operation, &launcher->watched);
     launcher->timed = code & TUNER_TIMED;
+    launcher->watched &= launcher->tuners.mode == TUNER_ON;
     if (launcher->timed) launcher->begun_ns = clock_ns();
     return code & ~(uint32_t)TUNER_TIMED;
 }
@@ -74,15 +76,31 @@ static struct stamp *call_get_stamp(const tutti_comm *comm, int index, uint64_t 
 {
     return &executor_declaration(&comm->executor, index, number - 1)->stamp;
 }
-/* Writes when this rank began and ended operation `number`. A reader that finds the same number before and after has
-   read a consistent stamp. */
-static void call_write_stamp(const tutti_comm *comm, uint64_t number)
+/* A reader that finds the same number before and after has read a consistent stamp. The end follows later. A timed call
+   begins before its plan is made, because that is a part of the cost of a test, and a watched one after that. */
+void tuner_run_stamp(tutti_comm *comm)
 {
+    const struct launcher *launcher = &comm->launcher;
+    if (!launcher->watched && !launcher->timed) return;
+    uint64_t number = comm->executor.operation + 1;
     struct stamp *mine = call_get_stamp(comm, comm->executor.site.index, number);
     atomic_store_explicit(&mine->number, 0, memory_order_relaxed);
-    atomic_store_explicit(&mine->begun_ns, comm->launcher.begun_ns, memory_order_release);
-    atomic_store_explicit(&mine->ended_ns, clock_ns(), memory_order_release);
+    atomic_store_explicit(&mine->ended_ns, 0, memory_order_release);
+    atomic_store_explicit(&mine->begun_ns, launcher->timed ? launcher->begun_ns : clock_ns(), memory_order_release);
     atomic_store_explicit(&mine->number, number, memory_order_release);
+}
+/* Returns the nanoseconds from when the last rank has begun operation `number` until now. A rank that has not begun is
+   one that this rank does not wait for. */
+static double call_watch_duration(const tutti_comm *comm, uint64_t number)
+{
+    int64_t begun = 0;
+    for (int index = 0; index < comm->executor.site.ranks; index++) {
+        struct stamp *s = call_get_stamp(comm, index, number);
+        if (atomic_load_explicit(&s->number, memory_order_acquire) != number) continue;
+        int64_t begins = atomic_load_explicit(&s->begun_ns, memory_order_acquire);
+        if (begins > begun) begun = begins;
+    }
+    return (double)(clock_ns() - begun);
 }
 /* Returns the nanoseconds from when the last rank has begun operation `number` until the last has ended, so lateness
    does not count. All ranks have one clock. Returns 0 if some rank has not recorded its times. */
@@ -95,6 +113,7 @@ static int64_t call_read_duration(const tutti_comm *comm, uint64_t number)
         int64_t begins = atomic_load_explicit(&s->begun_ns, memory_order_acquire);
         int64_t ends = atomic_load_explicit(&s->ended_ns, memory_order_acquire);
         if (atomic_load_explicit(&s->number, memory_order_relaxed) != number) return 0;
+        if (!ends) return 0;
         if (begins > begun) begun = begins;
         if (ends > ended) ended = ends;
     }
@@ -114,6 +133,13 @@ static void tuner_read_pending_times(tutti_comm *comm)
     }
     p->count = kept;
 }
+/* Passes the time of a watched call that has ended to its tuner. */
+static void tuner_watch_call(tutti_comm *comm, struct tuner *tuner)
+{
+    struct launcher *launcher = &comm->launcher;
+    if (!launcher->watched || !tuner_is_decider(comm, tuner)) return;
+    tuner_add_watched_time(tuner, launcher->code, call_watch_duration(comm, comm->executor.operation));
+}
 /* The stamps of several short calls are read together, because each stamp of a peer moves a cache line from its
    core. */
 void tuner_run_end(tutti_comm *comm, struct tuner *tuner)
@@ -122,7 +148,10 @@ void tuner_run_end(tutti_comm *comm, struct tuner *tuner)
     struct pending_launch *p = &launcher->pending;
     /* The number of this operation from 1 is that of the next one from 0. */
     uint64_t number = comm->executor.operation;
-    if (launcher->timed) call_write_stamp(comm, number);
+    if (launcher->timed)
+        atomic_store_explicit(&call_get_stamp(comm, comm->executor.site.index, number)->ended_ns, clock_ns(),
+            memory_order_release);
+    tuner_watch_call(comm, tuner);
     bool is_due = p->count == PENDING || (p->count && number - p->of[0].number >= tuner_get_batch(p->of[0].tuner));
     if (is_due) tuner_read_pending_times(comm);
     if (!launcher->timed || !tuner_is_decider(comm, tuner) || p->count == PENDING) return;

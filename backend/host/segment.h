@@ -126,10 +126,18 @@ struct calibration_record {
     int32_t distance;
     unsigned char parameters[PARAMETERS_BYTES];
 };
-enum { MOST_TUNERS = 64 };
-/* The state of the tuners of the group, one word for each (tuning/tuner.h). */
+enum { MOST_TUNERS = 64, SURVEY_CALLS = 12 };
+/* The shared state of one tuner (tuning/tuner.h). */
+struct tuner_line {
+    _Alignas(64) _Atomic uint64_t word;
+    /* The number of the call of this kind, from 1, that runs the first entry of the survey; 0: there has been none. An
+       entry is the code that one call runs, or 0. */
+    _Atomic uint64_t survey_from;
+    _Atomic uint32_t survey[SURVEY_CALLS];
+};
+/* The state of the tuners of the group. */
 struct tuning {
-    _Alignas(128) _Atomic uint64_t word[MOST_TUNERS];
+    _Alignas(128) struct tuner_line lines[MOST_TUNERS];
     /* A bit is set for each collective for which a rank asks for an algorithm. */
     _Atomic uint32_t asked;
 };

@@ -16,9 +16,7 @@
  * and a hundredth later. They run on one host with a core for each rank, and only while no setting and no rank asks for
  * a choice. The bits of a sum are the same for all candidates. */
 #pragma once
-#include "backend/host/segment.h"
-#include "backend/tuning/choice_code.h"
-#include "backend/tuning/variants.h"
+#include "backend/tuning/survey.h"
 
 /* ---- the shared word ---- */
 enum { TUNER_TIMED = 1 << CHOICE_BITS, CODE_BITS = CHOICE_BITS + 1, FROM_BITS = 64 - 2 * CODE_BITS };
@@ -32,17 +30,34 @@ uint32_t tuner_code_at(uint64_t word, uint64_t operation);
 enum { TUNER_SAMPLES = 24 };
 /* A kind of call. The message size is rounded down to a half octave. */
 struct tuner_key { enum collective collective; int root; bool stage_inputs; size_t message_bytes; };
-/* A choice with its code, and the least and the largest median of its blocks in ns. */
-struct candidate { struct choice choice; uint32_t code; double ns, max_ns; };
 /* The state for placement-dependent variants, which select late or read tensors although the predicted cost is against
    it. seen: where the tensors of the last call lay that allowed the variant; before such a call, where they might lie.
    fallback: while such a variant is the incumbent, the last incumbent that was none. */
 struct tuner_placement { enum placement_kind seen; struct candidate fallback; };
+/* The present block of an A/B test. */
+struct tuner_block {
+    /* From 0. -1: no test runs. */
+    int number;
+    /* The number of the call that set it up, and those of the operations that begin this block and the next one; 0: not
+       yet known. */
+    uint64_t begun, start, change;
+    /* The number of calls since a time was last added, and of times; below 0: warm-up calls. */
+    int calls_without_time, count;
+    /* The times of its calls. first_ns is that of the first warm-up call. */
+    double sample[TUNER_SAMPLES], first_ns;
+};
+/* The time spent on finding candidates, and the total loss by tests and surveys, in calls of the incumbent, since call
+   number `opened`: the first one, or the one in which a survey replaced the incumbent. */
+struct tuner_budget {
+    double searched_ns, lost;
+    uint64_t opened;
+};
 /* The tuner of one kind of call. */
 struct tuner {
     struct tuner_key key;
-    /* The shared word. */
-    _Atomic uint64_t *word;
+    struct tuner_line *line;
+    /* The number of calls so far, which all ranks count alike. */
+    uint64_t number;
     /* Only the decider uses the fields from here on. The question has the placement that was predicted. */
     struct question question;
     struct choice predicted;
@@ -52,41 +67,20 @@ struct tuner {
     /* The variant to test next, and the variant of the incumbent that the candidate is. */
     int next_variant, tested_variant;
     /* For each variant: the length of its pause in rounds, and the rounds that are left of it. */
-    struct { unsigned char rounds, left; } skips[VARIANTS + 1];
-    /* The block of the A/B test, from 0. -1: no test runs. */
-    int block;
-    /* The operations that begin this block and the next one; 0: not yet known. */
-    uint64_t start, change;
-    /* The number of calls since a time was last added, and of times in this block; below 0: warm-up calls. */
-    int calls_without_time, count;
-    /* The times of this block's calls. first_ns is that of its first warm-up call. */
-    double sample[TUNER_SAMPLES], first_ns;
-    /* The number of calls so far, of the call that may next look for a candidate, and of the call that set up this
-       block. */
-    uint64_t calls, next_search, block_begun;
-    /* The time spent on finding candidates, and the total loss by tests, in calls of the incumbent. */
-    double searched_ns, lost;
+    struct { unsigned char rounds, left; } skips[VARIANTS + 2];
+    struct tuner_block block;
+    /* The number of calls so far, and of the call that may next look for a candidate. */
+    uint64_t calls, next_search;
+    struct tuner_budget budget;
+    /* The candidate is one that a survey proposes. */
+    bool is_proposed;
+    struct watch watch;
+    struct survey survey;
 };
-/* The values of TUTTI_TUNER. */
-enum tuner_mode { TUNER_OFF, TUNER_ON, TUNER_TAKES_ANY_VARIANT };
-/* The tuners of one communicator. */
-struct tuners {
-    /* The part of the segment that has the words. */
-    struct tuning *tuning;
-    enum tuner_mode mode;
-    int count;
-    struct tuner *of[MOST_TUNERS];                           /* owned */
-};
-/* Sets the mode by TUTTI_TUNER. shares_cores: ranks share cores, so a time depends more on the other ranks than on the
-   choice, and tests are off. */
-void tuners_init(struct tuners *tuners, struct tuning *tuning, bool shares_cores);
-/* Finds the tuner of a kind of call. The first call of a kind gets a new word. *out is NULL if there are too many
-   kinds; then the call runs as predicted. NO_MEMORY. */
-tutti_status tuners_find_or_create(struct tuners *tuners, const struct tuner_key *key, struct tuner **out);
-/* Frees all tuners. */
-void tuners_finish(struct tuners *tuners);
-/* Stops the tuners of a collective on all ranks of the host, because this rank asks for an algorithm. */
-void tuners_stop_collective(struct tuners *tuners, enum collective collective);
+struct tuners;
+/* Counts a call of this kind that begins. Returns the code that it runs, perhaps with TUNER_TIMED. *is_watched: all
+   ranks record when they begin it. Every rank calls this once for each call, the decider after tuner_begin_call. */
+uint32_t tuner_count_call(struct tuner *tuner, uint64_t operation, bool *is_watched);
 /* Returns the decider of a kind of call: the rank that runs its A/B tests, for all of the group's `ranks` ranks. */
 int tuner_get_decider(const struct tuner_key *key, int ranks);
 
@@ -100,6 +94,9 @@ void tuner_begin_call(struct tuners *tuners, struct tuner *tuner, const struct m
 uint64_t tuner_get_batch(const struct tuner *tuner);
 /* Adds the ns of an operation, if it belongs to the current block. */
 void tuner_add_time(struct tuner *tuner, uint64_t operation, double ns);
+/* Adds the ns of the present call, which ran `code`, from when the last rank has begun it until the decider has
+   ended. */
+void tuner_add_watched_time(struct tuner *tuner, uint32_t code, double ns);
 /* True if the call that begins, before tuner_begin_call, may look for a candidate. */
 bool tuner_may_search(const struct tuners *tuners, const struct tuner *tuner);
 /* Sets the question and the predicted choice for the present placement of the tensors. If the placement has changed,

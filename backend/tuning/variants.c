@@ -68,6 +68,8 @@ static tutti_status variant_change_algorithm(const struct variant_limits *limits
         TRY(chooser_make_choice(limits->chooser, question, &least));
         TRY(chooser_make_choice(limits->chooser, &other, out));
         out->selects_late = from->selects_late;
+        out->ordinary_stores = from->ordinary_stores;
+        out->short_ring = from->short_ring;
         *exists = out->cost <= limits->max_cost_ratio * least.cost;
         return TUTTI_OK;
     }

@@ -25,5 +25,8 @@ void inside_choice(const tutti_comm *comm, const char *collective, char *out, si
 void inside_hold(tutti_comm *comm, bool holds)
 {
     struct tuners *t = &comm->launcher.tuners;
-    for (int i = 0; i < t->count; i++) t->of[i]->lost = holds ? HUGE_VAL : 0;
+    for (int i = 0; i < t->count; i++) {
+        t->of[i]->budget.lost = holds ? HUGE_VAL : 0;
+        t->of[i]->survey.next_call = holds ? UINT64_MAX : 0;
+    }
 }

@@ -2,7 +2,7 @@
    found again when times change, trying costs what it may, and who asks for an algorithm is left alone. Times are those
    of a table; which rank goes on next is drawn. */
 #include "backend/collectives/collectives.h"
-#include "backend/tuning/tuner.h"
+#include "backend/tuning/tuners.h"
 #include "tests/support/random.h"
 #include "tests/support/unit.h"
 #include "tests/unit/model/machines.h"
@@ -57,7 +57,7 @@ static struct tuner *add(struct bench *b, const struct question *q, int root)
 }
 static uint32_t code_at(const struct tuner *t, uint64_t operation)
 {
-    return tuner_code_at(atomic_load(t->word), operation);
+    return tuner_code_at(atomic_load(&t->line->word), operation);
 }
 
 /* ---- words ---- */
@@ -342,7 +342,7 @@ static void nothing_is_tried_where_somebody_asks_or_it_is_off(void **state)
         uint64_t operation = 0, noise = 5;
         if (!off) tuners_stop_collective(&b->tuners, ALLREDUCE);
         call(b, t, &operation, 2000, first_ns, &noise);
-        assert_int_equal(atomic_load(t->word), 0);
+        assert_int_equal(atomic_load(&t->line->word), 0);
         bench_destroy(b);
     }
 }

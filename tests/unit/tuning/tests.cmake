@@ -1,1 +1,1 @@
-tutti_units(unit_tuning all tuning selection tuner)
+tutti_units(unit_tuning all tuning histories selection tuner)
