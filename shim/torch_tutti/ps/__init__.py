@@ -9,9 +9,12 @@
                 model.zero_grad()
                 worker.backward(loss_of(model(batch)))          # gradients leave as they appear
                 worker.pull()                                   # each layer waits for its own parameters
+
+A process that starts later becomes a worker by `join_late(model)`, if the servers have `late_workers=True`.
 """
 from torch_tutti.ps._join import join
+from torch_tutti.ps._late import join_late
 from torch_tutti.ps._server import Report, Server
 from torch_tutti.ps._worker import Worker
 
-__all__ = ["Report", "Server", "Worker", "join"]
+__all__ = ["Report", "Server", "Worker", "join", "join_late"]

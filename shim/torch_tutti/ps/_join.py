@@ -3,8 +3,10 @@ one rank is an error on every rank. Then rank 0 broadcasts the initial values, a
 group."""
 from __future__ import annotations
 
+from datetime import timedelta
+from functools import partial
 from itertools import zip_longest
-from typing import Any, Callable, Iterator, Sequence
+from typing import Any, Callable, Sequence
 
 import torch
 import torch.distributed as dist
@@ -12,19 +14,22 @@ from torch import Tensor, nn
 
 from torch_tutti._extension import backend_of
 from torch_tutti._optimizer_trial import examine
+from torch_tutti.ps._acceptor import Acceptor
 from torch_tutti.ps._link import Link
-from torch_tutti.ps._server import Server, Shard
-from torch_tutti.ps._slices import Slice, cut, spread
+from torch_tutti.ps._meeting import Meeting, Run, find_run, publish
+from torch_tutti.ps._model import describe_tensors, divide_model, largest_lag, tensors, trained, untrained
+from torch_tutti.ps._server import Server
+from torch_tutti.ps._shard import Shard
+from torch_tutti.ps._slices import Slice
 from torch_tutti.ps._worker import Worker
 
-MODES = ("sync", "async", "bounded")
 # (name of a parameter, flat piece of it) pairs
 Named = list[tuple[str, Tensor]]
 
 
 def join(model: nn.Module, optimizer: Callable[[Named], torch.optim.Optimizer], *, servers: int = 1, mode: str = "sync",
          staleness: int | None = None, slice_bytes: int = 1 << 20,
-         whole_parameters: bool = False) -> Server | Worker:
+         whole_parameters: bool = False, late_workers: bool = False) -> Server | Worker:
     """Makes this rank a Server (ranks 0 to servers - 1) or a Worker (the others). The model gets the parameters and
     buffers of rank 0. Collective over the default group, with the same arguments on all ranks.
 
@@ -35,6 +40,7 @@ def join(model: nn.Module, optimizer: Callable[[Named], torch.optim.Optimizer], 
     of all workers' gradients; "async": each gradient is a step of its own when it arrives; "bounded": like async, but a
     worker gets no parameters while it is more than `staleness` pushes ahead of the slowest (stale synchronous parallel,
     Ho et al. 2013). slice_bytes: bytes of a slice, the unit that travels and that is assigned to a server.
+    late_workers: processes outside the group may become workers by join_late(), while the servers serve.
 
     Raises ValueError on all ranks for invalid arguments, for arguments or models that differ between ranks, and for an
     optimizer that looks at more than it gets."""
@@ -42,71 +48,51 @@ def join(model: nn.Module, optimizer: Callable[[Named], torch.optim.Optimizer], 
         raise ValueError("ps: call init_process_group first")
     settings = {"servers": servers, "mode": mode, "staleness": staleness, "slice_bytes": slice_bytes,
                 "whole_parameters": whole_parameters}
-    slices = _run_on_all_ranks(lambda: _divide_model(model, **settings), _descriptions(model, settings))
+    slices = _run_on_all_ranks(lambda: divide_model(model, dist.get_world_size(), **settings),
+                               _descriptions(model, {**settings, "late_workers": late_workers}))
     _broadcast_first_values(model)
-    max_lag = {"sync": 0, "async": None, "bounded": staleness}[mode]
+    max_lag = largest_lag(mode, staleness)
     shards = _run_on_all_ranks(lambda: _create_shards(model, optimizer, slices, servers, mode == "sync", max_lag,
                                                       whole_parameters))
     links = _create_links(servers)
+    if late_workers and dist.get_rank() == 0:
+        publish(_store(), Run(dist.get_world_size(), settings, describe_tensors(model), _timeout().total_seconds()))
     dist.barrier()                      # if a rank dies before this, all ranks raise an error
-    return Server(model, shards, links) if dist.get_rank() < servers else Worker(model, slices, links, max_lag)
+    if dist.get_rank() >= servers:
+        return Worker(model, slices, links, max_lag, dist.get_rank())
+    return Server(model, shards, links, _create_acceptor(model) if late_workers else None)
 
 
 # ---- on one rank ----
-def _trained(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
-    """Returns (name, parameter) of each parameter that is trained."""
-    return [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
-
-
-def _tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Yields (name, tensor) of all parameters and buffers."""
-    yield from model.named_parameters()
-    yield from model.named_buffers()
-
-
 def _descriptions(model: nn.Module, settings: dict[str, Any]) -> list[str]:
     """Returns texts that describe the settings and each tensor of the model. They must be equal on all ranks."""
-    tensors = [f"{name} of shape {tuple(tensor.shape)}, {tensor.dtype}{'' if tensor.requires_grad else ', not trained'}"
-               for name, tensor in _tensors(model)]
-    return [*(f"{name}={value!r}" for name, value in settings.items()), *tensors]
+    return [*(f"{name}={value!r}" for name, value in settings.items()), *describe_tensors(model)]
 
 
-def _divide_model(model: nn.Module, servers: int, mode: str, staleness: int | None, slice_bytes: int,
-                  whole_parameters: bool) -> list[Slice]:
-    """Checks the arguments of join(), and divides the model's parameters into slices, each with its server."""
-    size = dist.get_world_size()
-    if not isinstance(servers, int) or not 0 < servers < size:
-        raise ValueError(f"ps: servers={servers!r} of {size} ranks; "
-                         "one or more must be servers, and one or more workers")
-    if mode not in MODES:
-        raise ValueError(f"ps: mode={mode!r}; the modes are {', '.join(MODES)}")
-    if (mode == "bounded") != (staleness is not None):
-        raise ValueError(f"ps: staleness={staleness!r} with mode={mode!r}; only mode=\"bounded\" takes it")
-    if mode == "bounded" and (not isinstance(staleness, int) or staleness < 0):
-        raise ValueError(f"ps: staleness={staleness!r}; it must be a number of pushes, 0 or more")
-    if not isinstance(slice_bytes, int) or slice_bytes < 1:
-        raise ValueError(f"ps: slice_bytes={slice_bytes!r}; it must be a number of bytes, 1 or more")
-    parameters = _trained(model)
-    for name, parameter in parameters:
-        if parameter.device.type != "cpu" or not parameter.is_floating_point() or not parameter.is_contiguous():
-            raise ValueError(f"ps: {name} is {parameter.dtype} on {parameter.device}, "
-                             f"{'' if parameter.is_contiguous() else 'not '}contiguous; trained parameters must be "
-                             "contiguous floating-point tensors on the CPU")
-    slices = cut([parameter for _, parameter in parameters], slice_bytes, whole_parameters)
-    if not slices:
-        raise ValueError("ps: the model has no parameters to train")
-    if len(slices) < servers:
-        raise ValueError(f"ps: servers={servers}, and the model is {len(slices)} slices of slice_bytes={slice_bytes}: "
-                         "take fewer servers, or smaller slices")
-    spread(slices, servers)
-    return slices
+def _store() -> dist.Store:
+    """Returns the store of the default group."""
+    return dist.group.WORLD.get_group_store()
+
+
+def _timeout() -> timedelta:
+    """Returns the timeout of the default group if its backend is tutti, else torch's default."""
+    backend = backend_of(dist.group.WORLD)
+    return backend.options.timeout if backend is not None else dist.constants.default_pg_timeout
+
+
+def _create_acceptor(model: nn.Module) -> Acceptor:
+    """Returns what takes late workers on this server. They get the tensors that are not trained from rank 0."""
+    run = find_run(_store())
+    if run is None:
+        raise RuntimeError("ps: the store of the default group has lost what rank 0 has published")
+    return Acceptor(Meeting(_store(), run), dist.get_rank(), untrained(model) if dist.get_rank() == 0 else [])
 
 
 def _create_shards(model: nn.Module, optimizer: Any, slices: list[Slice], servers: int, averages: bool,
                    max_lag: int | None, whole_parameters: bool) -> list[Shard]:
     """Returns a Shard for each slice of this rank; none on a worker. averages, max_lag, whole_parameters: as in
     Shard."""
-    parameters, own_rank, workers = _trained(model), dist.get_rank(), range(servers, dist.get_world_size())
+    parameters, own_rank, workers = trained(model), dist.get_rank(), range(servers, dist.get_world_size())
     shards = [Shard(slice_, parameters, optimizer, workers, averages, max_lag, whole_parameters)
               for slice_ in slices if slice_.server == own_rank]
     for kind in {type(shard.optimizer) for shard in shards}:
@@ -155,7 +141,7 @@ def _run_on_all_ranks(make: Callable[[], Any], descriptions: Sequence[str] = ())
 @torch.no_grad()
 def _broadcast_first_values(model: nn.Module) -> None:
     """Gives all ranks the parameters and buffers of rank 0."""
-    for _, tensor in _tensors(model):
+    for _, tensor in tensors(model):
         values = tensor.detach().contiguous()
         dist.broadcast(values, 0)
         if values.data_ptr() != tensor.data_ptr():
@@ -171,5 +157,7 @@ def _create_links(servers: int) -> list[Link]:
         for worker in range(servers, dist.get_world_size()):
             pair = dist.new_group([server, worker], timeout=timeout, group_desc=f"ps {server}-{worker}")
             if own_rank in (server, worker):
-                links.append(Link(pair, worker if own_rank == server else server))
+                peer = worker if own_rank == server else server
+                links.append(Link(pair, peer, dist.get_group_rank(pair, peer),
+                                  partial(dist.destroy_process_group, pair)))
     return links

@@ -5,10 +5,9 @@ from __future__ import annotations
 
 import heapq
 import threading
-from typing import Any, NamedTuple
+from typing import Any, Callable, NamedTuple
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 FIRST, LAST = -1, 1 << 62               # priorities before and after those of all slices
@@ -27,40 +26,61 @@ class Header(NamedTuple):
 
 # PUSH: a gradient. PULL: a request for all slices of the server. LEAVE: the worker ends; a second one confirms BYE.
 # FAIL: the sender has failed. VALUE: the values of a slice. BYE: the server's answer to LEAVE and FAIL. A worker sends
-# the first four kinds, a server the last three.
-PUSH, PULL, LEAVE, FAIL, VALUE, BYE = range(6)
+# the first four kinds, a server FAIL, VALUE and BYE. JOIN: a late worker asks to begin, and the server answers with the
+# pushes of its slowest worker. START: the pushes with which the late worker begins.
+PUSH, PULL, LEAVE, FAIL, VALUE, BYE, JOIN, START = range(8)
 
 
 class Link:
-    """This rank's end of the connection between a worker and a server. pair: their group. peer: the other's global
-    rank."""
+    """This rank's end of the connection between a worker and a server. pair: their group of two ranks, or its backend.
+    peer: the other's rank in the run. peer_in_pair: its rank in the pair. destroy_pair: destroys the pair."""
 
-    def __init__(self, pair: dist.ProcessGroup, peer: int) -> None:
-        self.peer, self._pair = peer, pair
-        self._peer_in_pair = dist.get_group_rank(pair, peer)
+    def __init__(self, pair: Any, peer: int, peer_in_pair: int, destroy_pair: Callable[[], None]) -> None:
+        self.peer, self._pair, self._peer_in_pair, self._destroy_pair = peer, pair, peer_in_pair, destroy_pair
         self.bytes_sent = self.bytes_received = 0
 
     def send(self, header: Header, data: Tensor | None = None) -> None:
         """Sends a header, and the data of a slice if given. Returns when they are sent."""
-        dist.send(torch.tensor(header, dtype=torch.int64), group=self._pair, group_dst=self._peer_in_pair)
+        self._send_tensor(torch.tensor(header, dtype=torch.int64))
         if data is not None:
-            dist.send(data, group=self._pair, group_dst=self._peer_in_pair)
+            self._send_tensor(data)
             self.bytes_sent += data.nbytes
 
     def receive(self) -> Header:
         """Waits for a header and returns it. If data follows it, the caller must receive them by receive_into()."""
         numbers = torch.empty(len(Header._fields), dtype=torch.int64)
-        dist.recv(numbers, group=self._pair, group_src=self._peer_in_pair)
+        self._receive_tensor(numbers)
         return Header(*numbers.tolist())
 
     def receive_into(self, data: Tensor) -> None:
         """Receives the data that follow a header."""
-        dist.recv(data, group=self._pair, group_src=self._peer_in_pair)
+        self._receive_tensor(data)
         self.bytes_received += data.nbytes
 
     def destroy(self) -> None:
         """Destroys the group. A send or receive of the other thread then fails."""
-        dist.destroy_process_group(self._pair)
+        self._destroy_pair()
+
+    def send_untrained(self, tensor: Tensor) -> None:
+        """Sends a tensor of any dtype and layout, as its bytes."""
+        if tensor.numel():
+            self._send_tensor(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8))
+
+    @torch.no_grad()
+    def receive_untrained(self, tensor: Tensor) -> None:
+        """Receives what send_untrained() of the peer sent, which must have the same shape and dtype."""
+        if tensor.numel():
+            values = torch.empty(tensor.shape, dtype=tensor.dtype)
+            self._receive_tensor(values.view(-1).view(torch.uint8))
+            tensor.copy_(values)
+
+    def _send_tensor(self, tensor: Tensor) -> None:
+        """Sends one tensor, and returns when it is sent."""
+        self._pair.send([tensor], self._peer_in_pair, 0).wait()
+
+    def _receive_tensor(self, tensor: Tensor) -> None:
+        """Waits for one tensor, and receives it."""
+        self._pair.recv([tensor], self._peer_in_pair, 0).wait()
 
 
 class Outbox:

@@ -1,19 +1,22 @@
-"""A server: it has an optimizer for each of its slices, and for each worker a thread that receives and a thread that
-sends. A receiving thread never waits for another worker, so a worker can always send. A value waits until its worker
-may have it (`max_lag`), then the sending thread takes it from an outbox. Locks are taken in the order: shard,
-outbox."""
+"""A server: it has shards, and for each worker a thread that receives and a thread that sends. A receiving thread never
+waits for another worker, so a worker can always send. Locks are taken in the order: shard, outbox."""
 from __future__ import annotations
 
-import copy
 import threading
 from dataclasses import dataclass, field
-from typing import Any, Callable, Iterable, Sequence
+from datetime import timedelta
+from typing import Any, Callable
 
 import torch
 from torch import Tensor, nn
 
-from torch_tutti.ps._link import BYE, FAIL, FIRST, LAST, LEAVE, PULL, PUSH, VALUE, Header, Link, Outbox
-from torch_tutti.ps._slices import Slice, pack, unpack
+from torch_tutti.ps._acceptor import Acceptor
+from torch_tutti.ps._link import BYE, FAIL, FIRST, LAST, LEAVE, PULL, PUSH, Header, Link, Outbox
+from torch_tutti.ps._shard import Shard
+from torch_tutti.ps._slices import unpack
+
+# what a late worker is told of a server that does not take it
+HAS_FAILED, HAS_ENDED = "has failed: see its own error", "has ended, because its workers had left"
 
 
 @dataclass
@@ -33,113 +36,6 @@ class Report:
     bytes_sent: int
 
 
-class Shard:
-    """A slice on its server: its values and its optimizer. averages: a step uses the average of all workers' gradients;
-    else each gradient is a step. max_lag: how many pushes a worker may be ahead of the slowest one when it gets the
-    values; None: any number."""
-
-    def __init__(self, slice_: Slice, parameters: Sequence[tuple[str, Tensor]], optimizer: Any, workers: Iterable[int],
-                 averages: bool, max_lag: int | None, whole_parameters: bool) -> None:
-        """Copies the parameters' values into the slice, and makes an optimizer for its pieces. workers: the ranks of
-        all workers. whole_parameters: a piece is a whole parameter, in its shape."""
-        self.slice_, self._averages, self._max_lag = slice_, averages, max_lag
-        self.value = torch.empty(slice_.count, dtype=slice_.dtype)
-        pack(slice_, lambda number: parameters[number][1].detach().view(-1), self.value)
-        self._pieces = [self.value[piece.range] for piece in slice_.pieces]
-        if whole_parameters:
-            self._pieces = [values.view(parameters[piece.parameter][1].shape)
-                            for piece, values in zip(slice_.pieces, self._pieces)]
-        # for each piece: the name of its parameter, the elements [begin, end) of it, and the shape of the piece
-        self.layout = [(parameters[piece.parameter][0], piece.begin, piece.end, tuple(values.shape))
-                       for piece, values in zip(slice_.pieces, self._pieces)]
-        named_pieces = [(parameters[piece.parameter][0], values) for piece, values in zip(slice_.pieces, self._pieces)]
-        self.optimizer = optimizer(named_pieces)
-        if not isinstance(self.optimizer, torch.optim.Optimizer):
-            raise ValueError(f"ps: optimizer returned {type(self.optimizer).__name__}; it must return one of "
-                             "torch.optim")
-        # {identity of a piece: the shape of its parameter}
-        self.shapes = {id(values): parameters[piece.parameter][1].shape
-                       for piece, values in zip(slice_.pieces, self._pieces)}
-        self.pushes = dict.fromkeys(workers, 0)
-        self._present = set(self.pushes)                # workers that have not left
-        # {worker: (its gradient for the next step, mask)}
-        self._gradients: dict[int, tuple[Tensor, int]] = {}
-        # pulls that wait: {worker: (its pushes, its outbox)}
-        self._pulls: dict[int, tuple[int, Outbox]] = {}
-        self._lock = threading.Lock()
-        self.updates = self.lag = 0
-
-    def state_dict(self) -> dict[str, Any]:
-        """Returns a copy of the optimizer's state."""
-        with self._lock:
-            return copy.deepcopy(self.optimizer.state_dict())
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Loads a state of state_dict()."""
-        with self._lock:
-            self.optimizer.load_state_dict(state)
-
-    def push(self, worker: int, gradient: Tensor, mask: int) -> None:
-        """Adds a worker's gradient, a tensor that the shard may now overwrite. mask: bit i is set if piece i has a
-        gradient."""
-        with self._lock:
-            self.pushes[worker] += 1
-            self._gradients[worker] = gradient, mask
-            self._advance()
-
-    def pull(self, worker: int, clock: int, outbox: Outbox) -> None:
-        """Puts the shard into the outbox as soon as the worker, which has made `clock` pushes, may have the values."""
-        with self._lock:
-            self._pulls[worker] = clock, outbox
-            self._advance()
-
-    def remove_worker(self, worker: int, keep_gradient: bool) -> None:
-        """Stops waiting for a worker. keep_gradient: its last gradient still counts in the next step."""
-        with self._lock:
-            self._present.discard(worker)
-            self._pulls.pop(worker, None)
-            if not keep_gradient:
-                self._gradients.pop(worker, None)
-            self._advance()
-
-    def copy(self, worker: int) -> tuple[Header, Tensor]:
-        """Returns the VALUE message for a worker: the header and a copy of the values."""
-        with self._lock:
-            seen, clock = self._slowest(worker), self.pushes[worker]
-            self.lag = max(self.lag, clock - seen)
-            return Header(VALUE, self.slice_.number, clock, seen), self.value.clone()
-
-    def _slowest(self, worker: int) -> int:
-        """Returns the fewest pushes of `worker` and of all workers that have not left."""
-        return min(self.pushes[other] for other in self._present | {worker})
-
-    def _advance(self) -> None:
-        """Makes a step if its gradients are complete, then answers the pulls that may have the values. The caller has
-        the lock."""
-        if self._gradients and (not self._averages or self._present <= self._gradients.keys()):
-            self._step()
-        for worker, (clock, outbox) in list(self._pulls.items()):
-            is_applied = self.pushes[worker] >= clock and worker not in self._gradients
-            if is_applied and (self._max_lag is None or self._slowest(worker) >= clock - self._max_lag):
-                del self._pulls[worker]
-                outbox.put(self.slice_.number, self)
-
-    def _step(self) -> None:
-        """Steps the optimizer with the average gradient, summed in the order of ranks. A piece that has no gradient of
-        any worker is not stepped."""
-        (total, mask), *others = [self._gradients[worker] for worker in sorted(self._gradients)]
-        for gradient, other_mask in others:
-            total += gradient
-            mask |= other_mask
-        if others:
-            total /= len(self._gradients)
-        self._gradients.clear()
-        for bit, (piece, values) in enumerate(zip(self.slice_.pieces, self._pieces)):
-            values.grad = total[piece.range].view_as(values) if mask >> bit & 1 else None
-        self.optimizer.step()
-        self.updates += 1
-
-
 @dataclass
 class _Client:
     """A worker on its server. order: slices of its push number `clock`, in the order of arrival. has_left: it has sent
@@ -149,6 +45,7 @@ class _Client:
     order: list[int] = field(default_factory=list)
     clock: int = 0
     has_left: bool = False
+    threads: list[threading.Thread] = field(default_factory=list)
 
     @property
     def rank(self) -> int:
@@ -158,13 +55,19 @@ class _Client:
 class Server:
     """This rank's part of a parameter server. Made by join()."""
 
-    def __init__(self, model: nn.Module, shards: list[Shard], links: list[Link]) -> None:
+    def __init__(self, model: nn.Module, shards: list[Shard], links: list[Link],
+                 acceptor: Acceptor | None = None) -> None:
+        """acceptor: takes late workers; None: there are none."""
+        self._acceptor = acceptor
         self._parameters = [p for p in model.parameters() if p.requires_grad]
         self._shards = {shard.slice_.number: shard for shard in shards}
         self._clients = [_Client(link) for link in links]
         self._lost: dict[int, str] = {}
         self._changed = threading.Condition()
+        # threads of workers, and of late workers until they are workers
         self._running_threads = 0
+        self._late = 0                                  # late workers that have come
+        self._has_ended = False
         self._error: Exception | None = None
         self._has_served = False
 
@@ -185,37 +88,105 @@ class Server:
         for number, shard in self._shards.items():
             shard.load_state_dict(state[number]["state"])
 
-    def serve(self) -> Report:
+    def serve(self, *, grace: timedelta = timedelta(0)) -> Report:
         """Serves until each worker has left or is lost. Then copies this server's slices into this rank's model; with
-        one server these are all parameters. Raises an error of the optimizer after all workers have been told."""
+        one server these are all parameters. Raises an error of the optimizer after all workers have been told.
+
+        grace: how long a server without workers waits for late ones, if fewer have come than workers were lost. Needs
+        join(…, late_workers=True)."""
         if self._has_served:
             raise RuntimeError("ps: this server has finished; join again on all ranks")
+        if grace and self._acceptor is None:
+            raise ValueError("ps: serve(grace=…) waits for late workers; call join(…, late_workers=True) on all ranks")
         self._has_served = True
-        targets = [(target, client) for client in self._clients for target in (self._receive_all, self._send_all)]
-        threads = [threading.Thread(target=self._run, args=arguments, name="tutti ps", daemon=True)
-                   for arguments in targets]
-        self._running_threads = len(threads)
+        clients, self._clients = self._clients, []
+        if self._acceptor is not None:
+            self._acceptor.start(self)
         try:
-            for thread in threads:
-                thread.start()
-            with self._changed:
-                self._changed.wait_for(lambda: not self._running_threads)
+            for client in clients:
+                self._start(client)
+            self._await_end(grace.total_seconds())
         finally:
-            for client in self._clients:                # ends the threads if serve() was interrupted
-                client.outbox.close()
-                client.link.destroy()
-        for thread in threads:
-            thread.join()
+            self._close()
         if self._error is not None:
             raise self._error
         for shard in self._shards.values():
             unpack(shard.slice_, shard.value, self._parameters)
         return self._report()
 
+    def _await_end(self, grace_s: float) -> None:
+        """Waits until no worker is left, and no late one comes."""
+        with self._changed:
+            while not self._has_ended:
+                self._changed.wait_for(lambda: not self._running_threads)
+                is_awaited = self._error is None and self._late < len(self._lost)
+                self._has_ended = not (is_awaited and self._changed.wait_for(lambda: self._running_threads, grace_s))
+
+    def _close(self) -> None:
+        """Ends all threads, also if serve() was interrupted, and refuses late workers."""
+        with self._changed:
+            self._has_ended = True
+        if self._acceptor is not None:
+            self._acceptor.end(HAS_FAILED if self._error is not None else HAS_ENDED)
+        for client in self._clients:
+            client.outbox.close()
+            client.link.destroy()
+        for client in self._clients:
+            for thread in client.threads:
+                thread.join()
+
+    def _start(self, client: _Client) -> None:
+        """Starts the threads of a worker."""
+        client.threads = [threading.Thread(target=self._run, args=(target, client), name="tutti ps", daemon=True)
+                          for target in (self._receive_all, self._send_all)]
+        with self._changed:
+            self._clients.append(client)
+            self._running_threads += len(client.threads)
+        if self._error is not None:                     # the other workers have been told
+            client.outbox.put(FIRST, Header(FAIL))
+        for thread in client.threads:
+            thread.start()
+
+    # ---- late workers: what the acceptor calls ----
+    def begin_admission(self) -> str:
+        """Counts a late worker, so that the server does not end before end_admission(). Returns "", or why this server
+        takes no worker."""
+        with self._changed:
+            if self._error is not None:
+                return HAS_FAILED
+            if self._has_ended:
+                return HAS_ENDED
+            self._running_threads += 1
+            self._changed.notify_all()
+            return ""
+
+    def add_worker(self, worker: int) -> int:
+        """Adds a late worker to all shards. Returns the most pushes that the slowest worker of a shard has made."""
+        return max(shard.add_worker(worker) for shard in self._shards.values())
+
+    def start_worker(self, link: Link, clock: int) -> None:
+        """Begins to serve a late worker, which begins with `clock` pushes."""
+        for shard in self._shards.values():
+            self._call_unless_failed(shard.start_worker, link.peer, clock)
+        self._start(_Client(link))
+
+    def drop_worker(self, worker: int, error: str) -> None:
+        """Stops waiting for a late worker that was lost before start_worker()."""
+        self._lost[worker] = error
+        for shard in self._shards.values():
+            self._call_unless_failed(shard.remove_worker, worker, False)
+
+    def end_admission(self, has_come: bool) -> None:
+        """Ends what begin_admission() began. has_come: the late worker was not refused by another server."""
+        with self._changed:
+            self._late += has_come
+        self._count_ended_thread()
+
     def _report(self) -> Report:
         """Returns the Report of this server."""
         shards, links = self._shards.values(), [client.link for client in self._clients]
-        return Report({client.rank: min(shard.pushes[client.rank] for shard in shards) for client in self._clients},
+        return Report({client.rank: min(shard.pushes[client.rank] - shard.starts[client.rank] for shard in shards)
+                       for client in self._clients},
                       dict(self._lost), min(shard.updates for shard in shards), max(shard.lag for shard in shards),
                       {client.rank: client.order for client in self._clients},
                       sum(link.bytes_received for link in links), sum(link.bytes_sent for link in links))
@@ -225,9 +196,13 @@ class Server:
         try:
             target(client)
         finally:
-            with self._changed:
-                self._running_threads -= 1
-                self._changed.notify_all()
+            self._count_ended_thread()
+
+    def _count_ended_thread(self) -> None:
+        """Counts a thread as ended, and wakes serve()."""
+        with self._changed:
+            self._running_threads -= 1
+            self._changed.notify_all()
 
     def _call_unless_failed(self, call: Callable[..., Any], *arguments: Any) -> Any:
         """Returns call(*arguments). Returns None if the call or an earlier one has failed. After a failure the workers
@@ -237,7 +212,7 @@ class Server:
                 return call(*arguments)
             except Exception as error:
                 self._error = error
-                for client in self._clients:
+                for client in list(self._clients):
                     client.outbox.clear()
                     client.outbox.put(FIRST, Header(FAIL))
         return None

@@ -32,8 +32,11 @@ class Worker:
     """A worker of a parameter server, as a context manager. join() makes it; one thread may use it. max_lag: how many
     pushes of another worker its parameters may lack; None: any number."""
 
-    def __init__(self, model: nn.Module, slices: list[Slice], links: list[Link], max_lag: int | None) -> None:
-        """Installs the hooks, and starts two threads for each server."""
+    def __init__(self, model: nn.Module, slices: list[Slice], links: list[Link], max_lag: int | None, rank: int = 0,
+                 clock: int = 0) -> None:
+        """Installs the hooks, and starts two threads for each server. rank: this worker's in the servers' reports.
+        clock: the pushes with which it begins, above 0 for a late worker."""
+        self.rank, self._start = rank, clock
         self._model, self._slices, self._max_lag = model, slices, max_lag
         self._parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self._number_of = {parameter: number for number, parameter in enumerate(self._parameters)}
@@ -52,7 +55,7 @@ class Worker:
         self._error: Exception | None = None
         # in backward(): {slice: its pieces without a gradient yet}; else None
         self._missing: dict[int, int] | None = None
-        self.clock = 0                                  # pushes of this worker
+        self.clock = clock                              # pushes of this worker, and those with which it began
         self._called: set[nn.Module] = set()            # modules whose forward was called
         self._hooks = self._install_hooks()
         self._connections = [_Connection(link, sum(slice_.server == link.peer for slice_ in slices)) for link in links]
@@ -117,7 +120,8 @@ class Worker:
 
     def report(self) -> dict[str, int]:
         """Statistics: pushes, bytes_sent (gradients) and bytes_received (parameters)."""
-        return {"pushes": self.clock, "bytes_sent": sum(connection.link.bytes_sent for connection in self._connections),
+        return {"pushes": self.clock - self._start,
+                "bytes_sent": sum(connection.link.bytes_sent for connection in self._connections),
                 "bytes_received": sum(connection.link.bytes_received for connection in self._connections)}
 
     def __enter__(self) -> Worker:
