@@ -1,6 +1,7 @@
 /* Joins a group through torch's store. */
 #include "shim/join.hpp"
 #include "shim/process_group.hpp"
+#include <algorithm>
 #include <atomic>
 #include <c10/util/Exception.h>
 #include <cstdlib>
@@ -97,6 +98,12 @@ static std::string store_get_host(c10::intrusive_ptr<c10d::Store> store, int ran
 }
 /* The size of the last group of all ranks that this process has joined, or 0. */
 static std::atomic<int> job_size{ 0 };
+/* True if all members are ranks of the job. A process that has come later has no such rank, as a late worker of a
+ * parameter server. */
+static bool members_are_of_job(const std::vector<uint64_t> &members)
+{
+    return std::all_of(members.begin(), members.end(), [](uint64_t member) { return member < uint64_t(job_size); });
+}
 /* Joins the group and returns the core's communicator. Throws the core's error, with the store's error in its text, or
  * the exception of the check. */
 static tutti_comm *comm_join_through_store(const c10::intrusive_ptr<c10d::Store> &store, int rank, int size,
@@ -116,9 +123,10 @@ static tutti_comm *comm_join_through_store(const c10::intrusive_ptr<c10d::Store>
     /* Torch gives no members for the group of all ranks. */
     const auto &members = options.global_ranks_in_group;
     if (members.empty()) job_size = size;
-    std::string store_host = store_get_host(store, job_size);
+    bool is_in_job = members_are_of_job(members);
+    std::string store_host = store_get_host(store, is_in_job ? job_size.load() : 0);
     config.store_host = store_host.empty() ? nullptr : store_host.c_str();
-    bool is_part = static_cast<int>(members.size()) == size && job_size > 0;
+    bool is_part = static_cast<int>(members.size()) == size && job_size > 0 && is_in_job;
     config.job_size = is_part ? job_size.load() : 0;
     config.job_rank = is_part ? static_cast<int>(members[static_cast<size_t>(rank)]) : 0;
     const std::vector<int> compared(members.begin(), members.end());

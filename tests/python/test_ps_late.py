@@ -21,6 +21,7 @@ from torch_tutti.ps._link import START, Link
 
 pytestmark = pytest.mark.one_host("a late worker is none of the ranks that TUTTI_HOSTS names")
 MORE = 8                                # steps after a late worker has begun
+ADDRESS = "127.0.0.2"                   # of this host, but not its usual name
 MODES = {"sync": {}, "async": {"mode": "async"}, "bounded": {"mode": "bounded", "staleness": 2}}
 soon = partial(ps.join_late, timeout=timedelta(seconds=1))
 
@@ -252,24 +253,26 @@ def test_a_server_that_has_failed_takes_no_worker(fresh):
 
 
 def by_environment(world):
-    """The late worker finds the store by the environment; then it looks where no store is."""
+    """The late worker finds the store by the environment, at an address that other hosts might have; then it looks
+    where no store is."""
     if world.rank == 2:
         world.store.wait(["port"])
-        os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=world.store.get("port").decode())
+        os.environ.update(MASTER_ADDR=ADDRESS, MASTER_PORT=world.store.get("port").decode())
         with ps.join_late(model := network()) as worker:
             step(worker, model, 2)
         with socket.socket() as unused:
-            unused.bind(("127.0.0.1", 0))
+            unused.bind((ADDRESS, 0))
             os.environ["MASTER_PORT"] = str(unused.getsockname()[1])
         refused(RuntimeError, "ps: the store of the servers cannot be reached .*; the servers have ended, or",
                 lambda: soon(network()))
         world.store.set("left", "")
         return None
+    os.environ.update(LOCAL_WORLD_SIZE="2", WORLD_SIZE="2")             # as torchrun tells the ranks of a run
     if world.rank == 0:
-        world.store.set("port", str((store := dist.TCPStore("127.0.0.1", 0, is_master=True)).port))
+        world.store.set("port", str((store := dist.TCPStore(ADDRESS, 0, is_master=True)).port))
     else:
         world.store.wait(["port"])
-        store = dist.TCPStore("127.0.0.1", int(world.store.get("port")), is_master=False)
+        store = dist.TCPStore(ADDRESS, int(world.store.get("port")), is_master=False)
     dist.init_process_group("tutti", store=store, rank=world.rank, world_size=2)
     node = ps.join(network(), sgd, late_workers=True, mode="async")
     if world.rank == 1:
