@@ -15,9 +15,10 @@ from torch import Tensor
 HOOKS_OF_STEPS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
 # How many steps a trial takes. A trial does not find effects that begin after them.
 _STEPS = 6
-# The longest dimensions of trial tensors with up to two, and with more dimensions. Adafactors may treat dimensions
-# shorter than 16 or 128 in another way.
-_LONGEST, _LONGEST_OF_MANY = 136, 18
+# The longest dimensions of trial tensors with one, two, and more dimensions. Adafactors may treat dimensions shorter
+# than 16 or 128 in another way. torchao's optimizers quantize only tensors of 4096 elements or more, in blocks of 256.
+_LONGEST = {1: 4096, 2: 256}
+_LONGEST_OF_MANY = 32
 # Two results are equal if they differ by at most this much, relative to the largest change of a value. A trial runs in
 # float32 only if the optimizer cannot step float64. Elementwise optimizers differ by roundings of the last elements.
 _TOLERANCES = {torch.float64: 1e-6, torch.float32: 1e-4}
@@ -169,7 +170,7 @@ def _reduce_groups(groups: Sequence[Group], shape_of: Callable[[Tensor], torch.S
     found: list[tuple[dict[str, Any], Options, dict[tuple[int, ...], None]]] = []
     for group in groups:
         settings, options = settings_of(group), {name: value for name, value in group.items() if name != "params"}
-        shapes = dict.fromkeys(tuple(min(size, _LONGEST if len(shape) < 3 else _LONGEST_OF_MANY) for size in shape)
+        shapes = dict.fromkeys(tuple(min(size, _LONGEST.get(len(shape), _LONGEST_OF_MANY)) for size in shape)
                                for shape in map(shape_of, group["params"]) if shape.numel())
         same = next((known for other, _, known in found if other == settings), None)
         if same is None:

@@ -15,7 +15,7 @@ from zero_training import (OPTIMIZERS, Network, equal, go_back, goes_on, ids_of,
                            values)
 
 from torch_tutti import zero
-from torch_tutti.zero._checkpoint import Parts, boxes
+from torch_tutti.zero._parts import Parts, boxes
 
 
 @pytest.mark.parametrize("shape", [(), (7,), (3, 5), (2, 3, 4), (2, 1, 3, 2)])

@@ -6,13 +6,15 @@ from __future__ import annotations
 import copy
 import itertools
 import math
-from typing import TYPE_CHECKING, Any, Callable, Iterator, NamedTuple, Sequence
+from typing import TYPE_CHECKING, Any, Callable, NamedTuple
 
 import torch
 import torch.distributed as dist
 
 from torch_tutti._optimizer_trial import optimizer_like, step_without_hooks
+from torch_tutti.zero._composite import Composite, copied, describe, is_composite
 from torch_tutti.zero._parameters import inverse_of
+from torch_tutti.zero._parts import Parts, boxes
 
 if TYPE_CHECKING:
     from torch_tutti.zero._optimizer import ZeroOptimizer
@@ -33,73 +35,6 @@ class Outline(NamedTuple):
 def _has_elements(name: str, value: Any) -> bool:
     """True if ranks keep parts of a state value; false if each has the same, as of a number."""
     return torch.is_tensor(value) and value.dim() > 0 and name != "step"
-
-
-def boxes(shape: tuple[int, ...], begin: int, end: int) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
-    """Divides elements [begin, end) of a tensor, in row-major order, into boxes, which are ranges of indices in each
-    dimension. Yields (offsets, sizes) of each box, in order."""
-    if begin >= end:
-        return
-    if len(shape) < 2:
-        yield ((begin,), (end - begin,)) if shape else ((), ())
-        return
-    row_elements, row_shape = math.prod(shape[1:]), tuple(shape[1:])
-    if begin % row_elements or end < begin + row_elements:            # a part of one row
-        box_end = min(end, (begin // row_elements + 1) * row_elements)
-        for offsets, sizes in boxes(row_shape, begin % row_elements, box_end - begin // row_elements * row_elements):
-            yield (begin // row_elements, *offsets), (1, *sizes)
-    else:
-        box_end = end // row_elements * row_elements
-        yield (begin // row_elements, *(0 for _ in row_shape)), ((box_end - begin) // row_elements, *row_shape)
-    yield from boxes(shape, box_end, end)
-
-
-class Parts(torch.Tensor):
-    """A tensor of which this rank has some boxes. torch.distributed.checkpoint reads and writes the boxes by the last
-    three methods, and copies them before it saves in the background. Any computation raises RuntimeError."""
-    parts: list[tuple[tuple[int, ...], torch.Tensor]]   # (offsets, values) of each box
-    is_saved: bool                                      # False: this rank only loads it
-
-    @staticmethod
-    def __new__(cls, shape: Sequence[int], dtype: torch.dtype,
-                parts: Sequence[tuple[tuple[int, ...], torch.Tensor]] = (), is_saved: bool = True) -> Parts:
-        """Makes a tensor of this shape that has no memory besides the values in `parts`."""
-        self = torch.Tensor._make_wrapper_subclass(cls, tuple(shape), dtype=dtype, device="cpu")
-        self.parts, self.is_saved = list(parts), is_saved
-        return self
-
-    @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Runs the two operations that torch.distributed.checkpoint calls, new_empty and detach. Raises RuntimeError
-        for any other."""
-        # async_save then copies parts and is_saved into it
-        if func is torch.ops.aten.new_empty.default:
-            return cls(args[1], args[0].dtype)
-        if func is torch.ops.aten.detach.default:
-            return cls(args[0].shape, args[0].dtype, args[0].parts, args[0].is_saved)
-        raise RuntimeError(f"zero: {func} of a tensor in parts, which only torch.distributed.checkpoint can use")
-
-    def __repr__(self, *, tensor_contents: Any = None) -> str:
-        return f"Parts({tuple(self.shape)}, {self.dtype}, {[(at, tuple(part.shape)) for at, part in self.parts]})"
-
-    def __create_write_items__(self, fqn: str, _: Any) -> list[Any]:
-        """Returns what this rank saves under the name `fqn`: one item for each box, or no item if it only loads the
-        tensor."""
-        from torch.distributed.checkpoint.metadata import MetadataIndex, TensorProperties
-        from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
-        boxes_to_write = [TensorWriteData(chunk, TensorProperties.create_from_tensor(part), self.size())
-                          for chunk, (_, part) in zip(self.__create_chunk_list__(), self.parts) if self.is_saved]
-        return [WriteItem(MetadataIndex(fqn, box.chunk.offsets), WriteItemType.SHARD, tensor_data=box)
-                for box in boxes_to_write]
-
-    def __create_chunk_list__(self) -> list[Any]:
-        """Returns offsets and sizes of this rank's boxes."""
-        from torch.distributed.checkpoint.metadata import ChunkStorageMetadata
-        return [ChunkStorageMetadata(torch.Size(offsets), part.size()) for offsets, part in self.parts]
-
-    def __get_tensor_shard__(self, index: Any) -> torch.Tensor:
-        """Returns the values of the box that begins at index.offset, to be saved or overwritten by loaded values."""
-        return next(part for offsets, part in self.parts if index.offset == torch.Size(offsets))
 
 
 class Checkpoint:
@@ -178,33 +113,59 @@ class Checkpoint:
                                     else torch.Size([shape.numel()]))
         return {name: value for name, value in trial.param_groups[0].items() if name not in group}
 
-    def _states(self, assemble: Assemble, include_new: bool) -> dict[int, dict[str, Any]]:
+    def _states(self, assemble: Assemble, include_new: bool, in_parts: bool = False) -> dict[int, dict[str, Any]]:
         """Returns the state of each parameter, {number: {name: value}}, with equal names on all ranks. assemble() makes
-        an elementwise value from this rank's part; other values stay. include_new: as in _local_state(). Collective,
-        except in stage 0."""
+        an elementwise value from this rank's part; other values stay. include_new: as in _local_state(). in_parts:
+        assemble() makes Parts. Collective, except in stage 0."""
         local_states = {number: self._local_state(number, include_new) for number in range(len(self.manager.managed))}
         local_outline = {number: {name: self._outline(number, name, value) for name, value in parts.items()}
                          for number, parts in local_states.items() if parts}
         if self.core.placement == "whole":
-            return {number: {name: assemble(number, name, value.shape, local_states[number][name])
-                             if isinstance(value, Outline) else copy.deepcopy(value)
+            self._refuse_composites([local_outline], in_parts)
+            return {number: {name: self._assembled(assemble, number, name, value, local_states[number][name])
                              for name, value in outline.items()} for number, outline in local_outline.items()}
         outlines: list[Any] = [None] * self.ranks
         dist.all_gather_object(outlines, local_outline, self.group)
+        self._refuse_composites(outlines, in_parts)
         found = {}
         for number in range(len(self.manager.managed)):
             outline: dict[str, Any] = {}
             for other in outlines:      # the owner of a parameter has its state, others may have its float32 values
                 outline = {**other.get(number, {}), **outline}
             if outline:
-                found[number] = {
-                    name: assemble(number, name, value.shape, local_states[number].get(
-                        name, torch.empty(0, dtype=value.dtype))) if isinstance(value, Outline) else value
-                    for name, value in outline.items()}
+                found[number] = {name: self._assembled(assemble, number, name, value, local_states[number].get(name))
+                                 for name, value in outline.items()}
         return found
 
+    def _refuse_composites(self, outlines: list[dict[int, dict[str, Any]]], in_parts: bool) -> None:
+        """Raises NotImplementedError for a state value of several tensors that belongs to a flat piece, or is to be
+        saved in parts. outlines: of all ranks, so that all raise it."""
+        for number, name, value in ((number, name, value) for outline in outlines for number, values in outline.items()
+                                    for name, value in values.items() if isinstance(value, Composite)):
+            text = (f"zero: {self.optimizer._optimizer_class.__name__} keeps {name} of parameter "
+                    f"{self.manager.managed[number].name} as {value.kind.__name__}, ")
+            if not self._is_owned(name):
+                raise NotImplementedError(f"{text}whose blocks differ between the parameter and its pieces, which the "
+                                          "ranks have; use stage=0, which divides nothing")
+            if in_parts:
+                raise NotImplementedError(f"{text}which sharded_state() cannot save; use optimizer.state_dict() or "
+                                          "full_state_dict()")
+
+    def _assembled(self, assemble: Assemble, number: int, name: str, outline: Any, local: Any) -> Any:
+        """Returns a state value. outline: as of _outline(). local: this rank's part of it, or None."""
+        if isinstance(outline, Composite):
+            return outline.build(lambda inner, described: self._assembled(
+                assemble, number, name, described, None if local is None else getattr(local, inner)))
+        if isinstance(outline, Outline):
+            return assemble(number, name, outline.shape,
+                            torch.empty(0, dtype=outline.dtype) if local is None else local)
+        return copy.deepcopy(outline)
+
     def _outline(self, number: int, name: str, value: Any) -> Any:
-        """Returns the Outline of a state value of which ranks have parts, and any other value unchanged."""
+        """Returns the Outline of a state value of which ranks have parts, the Composite of one that consists of several
+        tensors, and any other value unchanged."""
+        if is_composite(value):
+            return describe(value, lambda part: Outline(part.shape, part.dtype))
         if not _has_elements(name, value):
             return value
         return Outline(value.shape if self._is_owned(name) else self.manager.managed[number].parameter.shape,
@@ -338,8 +299,7 @@ class Checkpoint:
             if flat is not None and not local_state.get("step", 1):
                 inner.state.pop(flat, None)
             elif flat is not None:
-                inner.state[flat] = {name: value.clone() if torch.is_tensor(value) else value
-                                     for name, value in local_state.items()}
+                inner.state[flat] = {name: copied(value) for name, value in local_state.items()}
                 # torch's optimizers load a state in the type of the parameter, which may have 16 bits
                 narrow = self.manager.managed[number].parameter.dtype
                 inner.state[flat].update({name: value.to(flat.dtype) for name, value in local_state.items()
@@ -363,14 +323,21 @@ class ShardedState:
         """Returns {"model": …, "optimizer": …} with the names of get_state_dict of torch.distributed.checkpoint.
         Divided tensors are Parts: views of what this rank keeps, or copies of another dtype, valid until the next step.
         Collective."""
-        checkpoint, core = self._checkpoint, self._checkpoint.core
+        core = self._checkpoint.core
         self._manager.await_all("optimizer.sharded_state().state_dict()")
         entries = self._manager.entries()
         core.claim_pieces()
-        model = {name: self._untrained_value(value) if number is None else self._parameter_value(number)
-                 for name, (number, value) in entries.items()}
-        managed = self._manager.managed
-        states = {managed[number].name: state for number, state in checkpoint._states(self._as_parts, True).items()}
+        try:
+            return {"model": {name: self._untrained_value(value) if number is None else self._parameter_value(number)
+                              for name, (number, value) in entries.items()}, "optimizer": self._optimizer_state()}
+        finally:
+            self._manager.stay_whole()
+
+    def _optimizer_state(self) -> dict[str, Any]:
+        """Returns the state of the optimizer in parts. Collective."""
+        checkpoint, core, managed = self._checkpoint, self._checkpoint.core, self._manager.managed
+        states = {managed[number].name: state
+                  for number, state in checkpoint._states(self._as_parts, True, in_parts=True).items()}
         found = {"state": states, "param_groups": checkpoint._groups(
             lambda parameter, _: managed[number].name
             if (number := self._manager.number_of.get(parameter)) is not None else "", True)}
@@ -378,8 +345,7 @@ class ShardedState:
             found["lost"] = {entry.name: self._as_parts(number, "lost", entry.parameter.shape,
                                                         self._residual_part(number))
                              for number, entry in enumerate(managed)}
-        self._manager.stay_whole()
-        return {"model": model, "optimizer": found}
+        return found
 
     def _untrained_value(self, value: Any) -> Any:
         """Returns a buffer or an untrained parameter as Parts of one box, which rank 0 alone saves and all ranks load.

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 
 from torch_tutti._optimizer_trial import optimizer_like, step_without_hooks
+from torch_tutti.zero._composite import copied
 
 
 class LocalParameters:
@@ -37,5 +38,4 @@ class LocalParameters:
     def load(self, parameter: torch.Tensor, state: dict[str, Any]) -> None:
         """Replaces the state of one of these parameters by a copy of `state`."""
         if any(parameter is each for each in self.parameters):
-            self.optimizer.state[parameter] = {name: value.clone() if torch.is_tensor(value) else value
-                                               for name, value in state.items()}
+            self.optimizer.state[parameter] = {name: copied(value) for name, value in state.items()}

@@ -20,6 +20,7 @@ from torch_tutti._optimizer_trial import (HOOKS_OF_STEPS, Finding, examine, opti
 from torch_tutti.zero._arrival import ARRIVAL_TIMEOUT
 from torch_tutti.zero._checkpoint import Checkpoint, ShardedState
 from torch_tutti.zero._clipping import clip_grad_norm_
+from torch_tutti.zero._composite import bytes_of
 from torch_tutti.zero._core import Piece, Rates
 from torch_tutti.zero._gradients import DividedGradient
 from torch_tutti.zero._join import UnevenData, join
@@ -307,8 +308,8 @@ class ZeroOptimizer(torch.optim.Optimizer):
         "sharded", "replicated" or "whole"."""
         report = self._manager.report()
         if self._inner is not None:
-            report["state_bytes"] += sum(value.nbytes for state in self._inner.state.values()
-                                         for value in state.values() if torch.is_tensor(value))
+            report["state_bytes"] += sum(bytes_of(value) for state in self._inner.state.values()
+                                         for value in state.values())
         return report
 
     @contextlib.contextmanager
