@@ -65,6 +65,27 @@ def test_clamps_as_ddp(shared, stage):
     shared(2).run(run_as_ddp, stage)
 
 
+def run_frozen(world, has_optimizer, options):
+    """An edit of parameters that are not trained reaches all ranks (random program 15)."""
+    model = Network(16)
+    model.scale.requires_grad_(False)
+    trained = [p for p in model.parameters() if p.requires_grad]
+    if has_optimizer:
+        model, optimizer = zero.shard(model, torch.optim.SGD(trained, lr=0.1), **options)
+    else:
+        model = zero.shard(model, **options)
+    with optimizer.edit() if has_optimizer else zero.edit(model), torch.no_grad():
+        if world.rank == 0:
+            model.scale.mul_(3)
+    assert (model.scale == 3).all()
+
+
+@pytest.mark.parametrize("has_optimizer, options", [(True, {"stage": 2}), (True, {"hosts": "sharded"}),
+                                                    (False, {"stage": 0}), (False, {"stage": 1})])
+def test_an_edit_of_a_frozen_parameter(shared, has_optimizer, options):
+    shared(2).run(run_frozen, has_optimizer, options)
+
+
 def run_reads(world):
     """Reading through `.data`, copies of a model, and other models work as before."""
     model = Network(16)

@@ -87,11 +87,14 @@ class GradientAverages:
 
     @contextlib.contextmanager
     def edit(self) -> Iterator[None]:
-        """In this context rank 0 may change the trained parameters. At its end all ranks get rank 0's. Collective."""
+        """In this context rank 0 may change parameters. At its end all ranks get rank 0's, but those that are ignored.
+        Collective."""
         try:
             yield
         finally:                        # the other ranks wait for this call
-            broadcast_values([list(self.bucket_of)], self.group)
+            model = self.model()
+            assert model is not None
+            broadcast_values([[p for p in model.parameters() if p not in self.ignored]], self.group)
 
     def take_gradient(self, parameter: torch.Tensor) -> None:
         """Starts the averages of the buckets that this gradient completes."""

@@ -8,7 +8,7 @@ import os
 import warnings
 import weakref
 from types import MethodType
-from typing import Any, Callable, Iterator, NamedTuple
+from typing import Any, Callable, Iterable, Iterator, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -194,13 +194,19 @@ class Manager:
             dist.broadcast(whole, group=self.group, group_src=0)
             piece = self.core.piece(number)
             piece.value.copy_(whole[piece.at: piece.at + piece.value.numel()])
+        self.send_untrained((*model.buffers(), *model.parameters()))
+        self.record_state()
+
+    @torch.no_grad()
+    def send_untrained(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Gives all ranks rank 0's values of those of these tensors that are neither managed nor ignored.
+        Collective."""
         kept = {entry.parameter for entry in self.managed} | self.ignored
-        for tensor in (each for each in (*model.buffers(), *model.parameters()) if each not in kept):
+        for tensor in (each for each in tensors if each not in kept):
             whole = tensor.contiguous()
             dist.broadcast(whole, group=self.group, group_src=0)
             if whole is not tensor:
                 tensor.copy_(whole)
-        self.record_state()
 
     # ---- events of a step ----
     def _install_hooks(self, model: nn.Module) -> None:

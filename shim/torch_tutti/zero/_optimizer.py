@@ -288,13 +288,14 @@ class ZeroOptimizer(torch.optim.Optimizer):
 
     @contextlib.contextmanager
     def edit(self) -> Iterator[None]:
-        """In this context rank 0 may change parameters; afterwards all ranks have its values. Collective: the context
-        begins when no rank reads parameters any more."""
+        """In this context rank 0 may change parameters, also untrained ones; afterwards all ranks have its values.
+        Collective: the context begins when no rank reads parameters any more."""
         self._manager.claim("optimizer.edit()")
         try:
             yield
         finally:                        # the other ranks wait for this call
             self._manager.restart()
+            self._manager.send_untrained(self._manager.model.parameters())
 
     def report(self) -> Report:
         """Statistics of this rank since `shard`: a dict, of which str() makes text. steps. waited_use_ns: waits for
