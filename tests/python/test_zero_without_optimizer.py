@@ -162,6 +162,26 @@ def test_steps_that_are_counted_in_groups(shared):
     shared(2).run(run_counted_steps)
 
 
+def run_failed_pass(world, name, gradients):
+    """An error ends the first backward pass, before an optimizer has stepped (random program 548). The gradients that
+    the pass has made are not part of the first step."""
+    judge, model = DistributedDataParallel(network()), zero.shard(network(), stage=2, gradients=gradients)
+    hook = model.get_parameter(name).register_hook(lambda _: 1 / 0)
+    refused(ZeroDivisionError, "division", lambda: go_back(model, 5, world.rank, 1))
+    hook.remove()
+    for trained in (judge, model):
+        optimizer = torch.optim.SGD(trained.parameters(), lr=0.1)
+        optimizer.zero_grad()
+        go_back(trained, 0, world.rank, 1)
+        optimizer.step()
+    close(world, values(model), values(judge.module))
+
+
+@pytest.mark.parametrize("name, gradients", [("scale", "whole"), ("scale", "shards"), ("embed.weight", "whole")])
+def test_a_first_pass_that_fails(shared, name, gradients):
+    shared(2).run(run_failed_pass, name, gradients)
+
+
 def run_outside(world):
     """The optimizer of trained parameters outside the model is refused, and another one becomes the model's."""
     model, outside = zero.shard(network(), stage=2), nn.Parameter(torch.ones(1))

@@ -72,6 +72,7 @@ class WholeGradients(Gradients):
 
     def __init__(self, manager: Manager) -> None:
         super().__init__(manager)
+        # running_pass: the number of the backward pass whose end has not come, or -1; an error may have ended it
         self.manager, self.running_pass = weakref.ref(manager), -1
 
     def show(self, number: int) -> None:
@@ -90,7 +91,7 @@ class WholeGradients(Gradients):
         if manager is None:
             return
         self._settle()
-        self.are_shown = True
+        self.are_shown, self.running_pass = True, -1
         for number, parameter in enumerate(self.parameters):
             piece = self.core.piece(number)
             if piece.used:
@@ -123,11 +124,17 @@ class LateSteps:
             torch.optim.Optimizer.load_state_dict = _load_state_dict    # type: ignore[method-assign]
 
     def drop_cleared_gradients(self) -> None:
-        """Called before the model computes: drops the averaged gradients if the program has set `grad` of all
-        parameters to None, as torch's zero_grad() does. Collective then."""
+        """Called before the model computes: drops the gradients if the program has set `grad` of all parameters to
+        None, as torch's zero_grad() does, or if an error has ended a backward pass before it has set any. Collective
+        then."""
         gradients = self.manager.gradients
-        if gradients.are_shown and torch.is_grad_enabled() and all(p.grad is None for p in gradients.parameters):
+        is_unfinished = torch._C._current_graph_task_id() == -1 and (
+            bool(self.manager.written) or isinstance(gradients, WholeGradients) and gradients.running_pass != -1)
+        if ((gradients.are_shown or is_unfinished) and torch.is_grad_enabled()
+                and all(p.grad is None for p in gradients.parameters)):
             self.manager.optimizer.zero_grad()
+            if isinstance(gradients, WholeGradients):
+                gradients.running_pass = -1
 
     def prepare_step(self, optimizer: torch.optim.Optimizer) -> None:
         """Called when an optimizer with parameters of the model begins a step, before its own hooks. Adopts the first
