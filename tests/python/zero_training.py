@@ -70,7 +70,9 @@ class Network(nn.Module):
 
 
 class Picky(nn.Module):
-    """A model of three experts with odd sizes. A batch uses the first or the second one; the third is never used."""
+    """A model of three experts with odd sizes. A batch uses the first or the second one; the third is never used.
+    dtype: of the parameters."""
+    dtype = torch.float32
 
     def __init__(self):
         super().__init__()
@@ -79,7 +81,7 @@ class Picky(nn.Module):
         self.out = nn.Linear(13, 5)
 
     def forward(self, ids):
-        x = nn.functional.one_hot(ids[:, :1].squeeze(1) % 7, 7).float()
+        x = nn.functional.one_hot(ids[:, :1].squeeze(1) % 7, 7).to(self.dtype)
         return self.out(self.experts[int(ids[0, 0]) % 2](x).tanh())
 
 
@@ -102,6 +104,9 @@ class Words(nn.Module):
 
 
 class Images(nn.Module):
+    """Convolutions. dtype: of the parameters."""
+    dtype = torch.float32
+
     def __init__(self):
         super().__init__()
         torch.manual_seed(7)
@@ -109,7 +114,7 @@ class Images(nn.Module):
                                     nn.Linear(11 * 4 * 4, 9))
 
     def forward(self, ids):
-        return self.layers(ids.float().view(-1, 1, 8, 8) / 48)
+        return self.layers((ids.float().view(-1, 1, 8, 8) / 48).to(self.dtype))
 
 
 def ids_of(step, rank, turn=0):
