@@ -182,6 +182,28 @@ def test_a_first_pass_that_fails(shared, name, gradients):
     shared(2).run(run_failed_pass, name, gradients)
 
 
+def run_fused_and_scaled(world, gradients):
+    """GradScaler leaves it to a fused optimizer to unscale gradients and to skip steps (random program 10162)."""
+    judge, model = DistributedDataParallel(network()), zero.shard(network(), stage=2, gradients=gradients)
+    sides = [(trained, torch.optim.AdamW(trained.parameters(), lr=0.01, fused=True),
+              torch.amp.GradScaler("cpu", init_scale=2.0 ** 10, growth_interval=1)) for trained in (judge, model)]
+    for step in range(4):
+        for trained, optimizer, scaler in sides:
+            loss = loss_of(trained(ids_of(step, world.rank)))
+            scaler.scale(loss * (float("inf") if (step, world.rank) == (1, 1) else 1.0)).backward()
+            if step == 2:
+                scaler.unscale_(optimizer)
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+        close(world, values(model), values(judge.module))
+
+
+@pytest.mark.parametrize("gradients", ["whole", "shards"])
+def test_fused_optimizers_with_grad_scaler(shared, gradients):
+    shared(2).run(run_fused_and_scaled, gradients)
+
+
 def run_outside(world):
     """The optimizer of trained parameters outside the model is refused, and another one becomes the model's."""
     model, outside = zero.shard(network(), stage=2), nn.Parameter(torch.ones(1))

@@ -24,6 +24,8 @@ _ADVICE_WHEN_WHOLE = (", or run the earlier backward passes of a step in a block
                       "gradients='whole' each backward pass averages, and reentrant checkpointing runs one for each "
                       "checkpoint: call torch.utils.checkpoint.checkpoint with use_reentrant=False")
 
+# the attributes that torch.amp.GradScaler sets while a fused optimizer steps
+_OF_SCALER = "grad_scale", "found_inf"
 # the LateSteps of a model's trained parameters
 _steps_of = Owners()
 # {model: a weak reference to its LateSteps, which a hook of the model keeps alive}
@@ -162,6 +164,9 @@ class LateSteps:
         before = self.manager.optimizer
         self.manager.finding = find_what_it_looks_at(optimizer, "none", self.manager.core.placement)
         own = LateOptimizer(self.manager, optimizer)
+        for each in (own._inner, own._bare, own._local.optimizer):
+            for name in _OF_SCALER:
+                vars(each).pop(name, None)
         own.arrival_timeout = before.arrival_timeout
         self.given, self.manager.optimizer = optimizer, own
         for parameter in self.manager.number_of:
@@ -183,10 +188,26 @@ class LateSteps:
                                    if parameter.grad is not None}
             for parameter in self.manager.number_of:
                 parameter.grad = None
-        step_without_hooks(own)
+        if _unscale(own, optimizer):
+            step_without_hooks(own)
         own.whole_gradients = None
         return ((_stand_in(optimizer), *([] if closure is None else [lambda: result])),
                 {name: value for name, value in keywords.items() if name != "closure"})
+
+
+@torch.no_grad()
+def _unscale(own: LateOptimizer, optimizer: torch.optim.Optimizer) -> bool:
+    """Does what a fused optimizer does in its step for torch.amp.GradScaler, which sets attributes of it before:
+    divides the gradients by the scale. Returns False if they are not finite on some rank, so that there is no step."""
+    scale, found_inf = (getattr(optimizer, name, None) for name in _OF_SCALER)
+    if found_inf is not None and found_inf.item():
+        return False
+    if scale is not None and own.whole_gradients is None:
+        own._gradients.scale /= scale.item()
+    elif scale is not None:
+        for gradient in own.whole_gradients.values():
+            gradient.div_(scale.item())
+    return True
 
 
 def _stand_in(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
