@@ -256,10 +256,12 @@ class Side:
     def fail_backward(self, detail, step):
         """An exception ends a backward pass in the middle, on all ranks, and the program drops the gradients.
         DistributedDataParallel cannot go on after it, so it only computes the loss."""
-        if self.chosen(detail).requires_grad:
+        # Picky's ranks use different parameters
+        failing = self.parameters[-1] if self.program["model"] == "picky" else self.chosen(detail)
+        if failing.requires_grad:
             loss = self.loss(self.model, self.ids(step, 4))
             if self.way.is_zero:
-                hook = self.chosen(detail).register_hook(lambda _: 1 / 0)
+                hook = failing.register_hook(lambda _: 1 / 0)
                 with contextlib.suppress(ZeroDivisionError):
                     loss.backward()
                 hook.remove()
