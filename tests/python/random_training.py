@@ -159,6 +159,8 @@ def run_program(world, program):
 
 def compare_steps(world, program, sides):
     is_exact = program["way"] in EXACT_WAYS and "fused" not in program["optimizers"]
+    # its means are sums in the order of memory, which zero does not keep
+    is_exact = is_exact and not ("adafactor" in program["optimizers"] and program["channels_last"])
     allowed, is_narrow = TOLERANCES[program["type"]], has_float32_values(program)
     before = None                       # the values of both sides, if they were compared
     for step, events in enumerate(program["steps"]):
