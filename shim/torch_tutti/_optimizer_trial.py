@@ -50,11 +50,15 @@ class _Trial(NamedTuple):
 
 
 # ---- clones ----
+# the attributes that torch.amp.GradScaler sets while a fused optimizer steps
+OF_SCALER = "grad_scale", "found_inf"
+
+
 def optimizer_like(given: torch.optim.Optimizer, groups: list[Group]) -> torch.optim.Optimizer:
-    """Returns an optimizer with the class and options of `given`, but with other parameter groups, no state and no
-    hooks of steps. Does not call the constructor."""
+    """Returns an optimizer with the class and options of `given`, but with other parameter groups, no state, no hooks
+    of steps and no GradScaler. Does not call the constructor."""
     result: torch.optim.Optimizer = object.__new__(type(given))
-    vars(result).update({name: value for name, value in vars(given).items() if name != "step"})
+    vars(result).update({name: value for name, value in vars(given).items() if name not in ("step", *OF_SCALER)})
     vars(result).update({name: collections.OrderedDict() for name in HOOKS_OF_STEPS})
     result.param_groups, result.state = groups, collections.defaultdict(dict)
     result.defaults = dict(given.defaults)

@@ -183,15 +183,16 @@ def test_a_first_pass_that_fails(shared, name, gradients):
 
 
 def run_fused_and_scaled(world, gradients):
-    """GradScaler leaves it to a fused optimizer to unscale gradients and to skip steps (random program 10162)."""
+    """GradScaler leaves it to a fused optimizer to unscale gradients and to skip steps, also the first (random programs
+    10162 and 20694)."""
     judge, model = DistributedDataParallel(network()), zero.shard(network(), stage=2, gradients=gradients)
     sides = [(trained, torch.optim.AdamW(trained.parameters(), lr=0.01, fused=True),
               torch.amp.GradScaler("cpu", init_scale=2.0 ** 10, growth_interval=1)) for trained in (judge, model)]
-    for step in range(4):
+    for step in range(5):
         for trained, optimizer, scaler in sides:
             loss = loss_of(trained(ids_of(step, world.rank)))
-            scaler.scale(loss * (float("inf") if (step, world.rank) == (1, 1) else 1.0)).backward()
-            if step == 2:
+            scaler.scale(loss * (float("inf") if (step, world.rank) in ((0, 1), (2, 1)) else 1.0)).backward()
+            if step == 3:
                 scaler.unscale_(optimizer)
             scaler.step(optimizer)
             scaler.update()

@@ -12,7 +12,7 @@ from torch import nn
 from torch.autograd import Variable
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from torch_tutti._optimizer_trial import optimizer_like, step_without_hooks
+from torch_tutti._optimizer_trial import OF_SCALER, optimizer_like, step_without_hooks
 from torch_tutti.zero._core import Piece
 from torch_tutti.zero._gradients import Gradients
 from torch_tutti.zero._hooks import Hook, Owners
@@ -24,8 +24,6 @@ _ADVICE_WHEN_WHOLE = (", or run the earlier backward passes of a step in a block
                       "gradients='whole' each backward pass averages, and reentrant checkpointing runs one for each "
                       "checkpoint: call torch.utils.checkpoint.checkpoint with use_reentrant=False")
 
-# the attributes that torch.amp.GradScaler sets while a fused optimizer steps
-_OF_SCALER = "grad_scale", "found_inf"
 # the LateSteps of a model's trained parameters
 _steps_of = Owners()
 # {model: a weak reference to its LateSteps, which a hook of the model keeps alive}
@@ -164,9 +162,6 @@ class LateSteps:
         before = self.manager.optimizer
         self.manager.finding = find_what_it_looks_at(optimizer, "none", self.manager.core.placement)
         own = LateOptimizer(self.manager, optimizer)
-        for each in (own._inner, own._bare, own._local.optimizer):
-            for name in _OF_SCALER:
-                vars(each).pop(name, None)
         own.arrival_timeout = before.arrival_timeout
         self.given, self.manager.optimizer = optimizer, own
         for parameter in self.manager.number_of:
@@ -199,7 +194,7 @@ class LateSteps:
 def _unscale(own: LateOptimizer, optimizer: torch.optim.Optimizer) -> bool:
     """Does what a fused optimizer does in its step for torch.amp.GradScaler, which sets attributes of it before:
     divides the gradients by the scale. Returns False if they are not finite on some rank, so that there is no step."""
-    scale, found_inf = (getattr(optimizer, name, None) for name in _OF_SCALER)
+    scale, found_inf = (getattr(optimizer, name, None) for name in OF_SCALER)
     if found_inf is not None and found_inf.item():
         return False
     if scale is not None and own.whole_gradients is None:
