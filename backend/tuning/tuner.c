@@ -9,7 +9,6 @@
 #include "backend/collectives/collectives.h"
 #include "backend/tuning/tuners.h"
 #include <math.h>
-#include <stdlib.h>
 #include <string.h>
 
 /* After this many calls of a block in a row without a time, the test ends. */

@@ -24,6 +24,11 @@ class Plan:
         return [kind([{**group, "params": [p if values is None else values[p] for p in group["params"]]}
                       for group in groups], **settings) for kind, groups, settings in self.optimizers]
 
+    @property
+    def ignored(self):
+        """The modules that zero must leave out."""
+        return [] if self.own is None else [self.own]
+
     def parameters_of(self, number):
         """Returns the parameters of optimizer `number`."""
         return [p for group in self.optimizers[number][1] for p in group["params"]]
@@ -127,7 +132,7 @@ class Ddp:
         self.wrap()
 
     def wrap(self):
-        """Lets DistributedDataParallel find out anew which parameters are trained."""
+        """Makes DistributedDataParallel look again which parameters are trained."""
         ignored = [] if self.plan.own is None else [
             name for name, value in (*self.model.named_parameters(), *self.model.named_buffers())
             if any(value is each for each in (*self.plan.own.parameters(), *self.plan.own.buffers()))]
@@ -203,8 +208,7 @@ class Shard(Ddp):
     def __init__(self, model, plan):
         self.model = self.called = model
         self.plan = plan
-        ignored = [] if plan.own is None else [plan.own]
-        _, optimizer = zero.shard(model, plan.make()[0], ignored=ignored, **plan.options)
+        _, optimizer = zero.shard(model, plan.make()[0], ignored=plan.ignored, **plan.options)
         self.optimizers = [optimizer]
 
     def whole(self):
@@ -233,8 +237,7 @@ class Shard(Ddp):
     def unshard(self, options):
         """The model becomes an ordinary one, and is divided again by other options."""
         ordinary = self.optimizers[0].unshard()
-        ignored = [] if self.plan.own is None else [self.plan.own]
-        _, self.optimizers[0] = zero.shard(self.model, ordinary, ignored=ignored, **options)
+        _, self.optimizers[0] = zero.shard(self.model, ordinary, ignored=self.plan.ignored, **options)
 
 
 class WrapDdp(Shard):
@@ -256,8 +259,7 @@ class ShardSeveral(Ddp):
     def __init__(self, model, plan):
         self.model = self.called = model
         self.plan = plan
-        ignored = [] if plan.own is None else [plan.own]
-        _, self.optimizers = zero.shard_several(model, plan.make(), ignored=ignored, **plan.options)
+        _, self.optimizers = zero.shard_several(model, plan.make(), ignored=plan.ignored, **plan.options)
 
     def whole(self):
         return self._within("whole")
@@ -287,8 +289,7 @@ class ShardFirst(Ddp):
 
     def __init__(self, model, plan):
         self.plan = plan
-        ignored = [] if plan.own is None else [plan.own]
-        self.model = self.called = zero.shard(model, ignored=ignored, **plan.options)
+        self.model = self.called = zero.shard(model, ignored=plan.ignored, **plan.options)
         self.optimizers = plan.make()
 
     def whole(self):

@@ -185,7 +185,7 @@ class Dispatcher:
         return Batch(layout, exchange, tokens.contiguous())
 
     def _memory(self) -> Shared | None:
-        """Returns the memory that the ranks of a host share, or None, on all ranks, if there is none."""
+        """Returns the memory that the ranks of a host share. On all ranks None if they share no memory."""
         return shared_of(self.group)
 
     def _exchange(self, layout: Layout, shared: Shared | None, sends: Sends | None, extent: Extent | None,

@@ -15,7 +15,7 @@ from torch_tutti.ps._link import BYE, FAIL, FIRST, LAST, LEAVE, PULL, PUSH, Head
 from torch_tutti.ps._shard import Shard
 from torch_tutti.ps._slices import unpack
 
-# what a late worker is told of a server that does not take it
+# the reasons that a late worker gets from a server that does not take it
 HAS_FAILED, HAS_ENDED = "has failed: see its own error", "has ended, because its workers had left"
 
 

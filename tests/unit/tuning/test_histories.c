@@ -37,7 +37,7 @@ struct simulation {
 };
 
 /* ---- places ---- */
-static double draw(uint64_t *seed, double least, double most)
+static double draw_factor(uint64_t *seed, double least, double most)
 {
     return least * pow(most / least, (double)(random_next(seed) % 10001) / 10000);
 }
@@ -57,14 +57,14 @@ static int algorithm_row(const struct algorithm *algorithm)
 static struct scene scene_draw(uint64_t *seed, const struct choice *predicted, const struct scene *from, size_t bytes)
 {
     struct scene p = { .message_bytes = bytes,
-        .ns = UNIT * draw(seed, 0.25, 4),
-        .stores = draw(seed, 0.6, 1.6),
-        .ring = draw(seed, 0.8, 1.6),
-        .tile_slope = draw(seed, 0.02, 0.2),
-        .slots_slope = draw(seed, 0.02, 0.2),
+        .ns = UNIT * draw_factor(seed, 0.25, 4),
+        .stores = draw_factor(seed, 0.6, 1.6),
+        .ring = draw_factor(seed, 0.8, 1.6),
+        .tile_slope = draw_factor(seed, 0.02, 0.2),
+        .slots_slope = draw_factor(seed, 0.02, 0.2),
         .tile = __builtin_ctzll(predicted->tile_bytes) + draw_int(seed, -1, 1),
         .slots = draw_int(seed, 2, 4) };
-    for (int i = 0; i < ALGORITHMS; i++) p.algorithm[i] = draw(seed, 1, 3);
+    for (int i = 0; i < ALGORITHMS; i++) p.algorithm[i] = draw_factor(seed, 1, 3);
     p.algorithm[random_next(seed) % 4 ? algorithm_row(predicted->algorithm) : draw_int(seed, 0, 2)] = 1;
     uint64_t same = from ? random_next(seed) : 0;
     if (same & 1) p.stores = from->stores;
@@ -128,7 +128,7 @@ static void simulation_begin(struct simulation *s, uint64_t seed, size_t bytes)
     assert_int_equal(tuners_find_or_create(&s->tuners, &key, &s->tuner), TUTTI_OK);
     assert_int_equal(chooser_make_choice(&s->chooser, &q, &predicted), TUTTI_OK);
     tuner_set_placement(s->tuner, &q, &predicted);
-    s->noise = draw(&s->seed, 0.01, 0.1);
+    s->noise = draw_factor(&s->seed, 0.01, 0.1);
     s->calls_per_interruption = draw_int(&s->seed, 30, 300);
 }
 static void simulation_end(struct simulation *s)
@@ -150,7 +150,7 @@ static double simulation_call(struct simulation *s, const struct scene *p)
     struct choice runs = t->predicted;
     if (choice) assert_true(choice_decode(choice, ALLREDUCE, &runs));
     double ns = scene_ns(p, &runs), seen = ns * (1 + s->noise * (double)(random_next(&s->seed) % 100) / 100);
-    if (random_next(&s->seed) % (uint64_t)s->calls_per_interruption == 0) seen *= draw(&s->seed, 1.5, 20);
+    if (random_next(&s->seed) % (uint64_t)s->calls_per_interruption == 0) seen *= draw_factor(&s->seed, 1.5, 20);
     if (watched || code & TUNER_TIMED) tuner_add_watched_time(t, choice, seen);
     if (code & TUNER_TIMED) tuner_add_time(t, s->operation, seen);
     s->operation++;
@@ -158,8 +158,8 @@ static double simulation_call(struct simulation *s, const struct scene *p)
 }
 
 /* ---- histories ---- */
-/* What histories show. regret: the time of a call divided by the best, summed over the calls of the second half of each
-   stay at a place. changes: of the incumbent, in the same calls. */
+/* The measurements of histories. regret: the time of a call divided by the best, summed over the calls of the second
+   half of each stay at a place. changes: of the incumbent, in the same calls. */
 struct result {
     double regret, calls;
     int changes, jumps, soon, later, most_bad_in_a_row;
@@ -255,7 +255,7 @@ static void searching_costs_little(void **state)
         simulation_begin(&s, seed, 4 << 10);
         struct scene p = { .message_bytes = 4 << 10,
             .ns = 500,
-            .stores = draw(&s.seed, 1.2, 4),
+            .stores = draw_factor(&s.seed, 1.2, 4),
             .ring = 1.3,
             .tile_slope = 0.2,
             .slots_slope = 0.2,

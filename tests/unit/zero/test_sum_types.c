@@ -28,7 +28,7 @@ static tutti_zero_config config_of(struct rank *me, tutti_zero_placement placeme
 }
 /* Every second rank has gradients of one, and the others of 2^-8. Parameter 0 has none. The sum of unit 1 starts at
    once; a second pass doubles the gradients of unit 0. */
-static void brings(struct rank *me, tutti_zero *zero, const uint16_t *bits)
+static void zero_add_gradients(struct rank *me, tutti_zero *zero, const uint16_t *bits)
 {
     uint16_t *at, doubled = bits[0] == 0x3f80 ? 0x80 : 0x400;
     bool adds;
@@ -45,8 +45,8 @@ static void steps_once(struct rank *me, tutti_zero *zero, const uint16_t *bits, 
     static const tutti_zero_rates rates = { .rate = 1 };
     tutti_zero_piece piece;
     double norm;
-    brings(me, zero, bits);
-    brings(me, zero, bits);
+    zero_add_gradients(me, zero, bits);
+    zero_add_gradients(me, zero, bits);
     REQUIRE(tutti_zero_norm(zero, &norm) == TUTTI_OK);
     REQUIRE(fabs(norm - 2 * average * sqrt(3077)) < 1e-9 * norm);
     for (int p = 0; p < PARAMETERS; p++) {
@@ -62,7 +62,7 @@ static void steps_once(struct rank *me, tutti_zero *zero, const uint16_t *bits, 
     }
 }
 /* All ranks read the rounded values. */
-static void reads(struct rank *me, tutti_zero *zero, tutti_dtype dtype)
+static void zero_check_values(struct rank *me, tutti_zero *zero, tutti_dtype dtype)
 {
     /* -(2 + 2^-7), which bfloat16 rounds to -2 */
     uint16_t rounded = dtype == TUTTI_BFLOAT16 ? 0xc000 : 0xc004;
@@ -87,7 +87,7 @@ static void sums_in_float32(struct rank *me)
         REQUIRE(tutti_zero_begin(zero) == TUTTI_OK);
         steps_once(me, zero, bits_of[n % 2], 0);
         steps_once(me, zero, bits_of[n % 2], -2 * average);
-        reads(me, zero, dtype);
+        zero_check_values(me, zero, dtype);
         REQUIRE(tutti_zero_destroy(zero) == TUTTI_OK);
     }
 }
@@ -97,7 +97,7 @@ static void test_sums_in_float32(void **state)
     world_threads(2, NULL, sums_in_float32, NULL);
     world_threads_on("2", 4, NULL, sums_in_float32, NULL);
 }
-static void refuses(struct rank *me)
+static void rank_check_refusals(struct rank *me)
 {
     tutti_zero *zero = NULL;
     tutti_dtype types[UNITS] = { TUTTI_BFLOAT16, TUTTI_FLOAT64 };
@@ -117,7 +117,7 @@ static void refuses(struct rank *me)
 static void test_what_is_refused(void **state)
 {
     (void)state;
-    world_threads(2, NULL, refuses, NULL);
+    world_threads(2, NULL, rank_check_refusals, NULL);
 }
 unit_function test_sum_types;
 int test_sum_types(void)
