@@ -416,7 +416,7 @@ def run_refusals(world):
     with pytest.raises(Exception, match="uses another compression of gradients than another rank") as raised:
         compression.compress(model, Compression("int8", seed=world.rank))
     assert type(raised.value).__name__ == "MismatchError"
-    with pytest.raises(Exception, match="the optimizer and the compression be the same") as raised:
+    with pytest.raises(Exception, match="the types of sums and the compression be the same") as raised:
         shard("int8" if world.rank else "int4", 2)
     assert type(raised.value).__name__ == "MismatchError"
     refused(ValueError, "compression 'int7'", lambda: shard("int7", 2))
