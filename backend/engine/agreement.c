@@ -3,8 +3,8 @@
    this lock, then the lock of the channels.
 
    Claims. Every rank has an account in the segment of its host, with room for a failure and a decision. It writes its
-   own account, and then claims by one exchange to be the first. So a record is either complete or absent, whichever
-   rank dies.
+   own account, and then claims by one compare-and-exchange to be the first. So a record is either complete or absent,
+   whichever rank dies.
 
    In messages, a declaration is followed by the rank that the sender misses on its host. So a rank that reaches a
    timeout can name a rank of another host that has not come. */
@@ -25,9 +25,9 @@ enum { FAILURE, DECISION, RECORDS };
 enum { READ_RECORDS = AGREE_MESSAGES, POLL_MS = 5, ANSWER_LEAST_MS = 200, ANSWER_MOST_MS = 2000 };
 /* The part of a declaration that all ranks must agree on. */
 enum { AGREED_BYTES = offsetof(struct declaration, tensor) };
-_Static_assert(AGREED_BYTES + sizeof(int32_t) <= AGREE_DECLARATION_BYTES, "it travels, and who is missed");
-_Static_assert((int)AGREE_WIRE_BYTES <= (int)CHANNEL_BYTES, "a message is one of the channel");
-_Static_assert((int)READ_RECORDS < (int)CHANNEL_TYPES, "a word for each kind, and one for the host");
+_Static_assert(AGREED_BYTES + sizeof(int32_t) <= AGREE_DECLARATION_BYTES, "declaration and missed rank fit");
+_Static_assert((int)AGREE_WIRE_BYTES <= (int)CHANNEL_BYTES, "a message of agree fits into one of the channel");
+_Static_assert((int)READ_RECORDS < (int)CHANNEL_TYPES, "the channel has a type for each message");
 
 /* The last report of a rank of another host. It came at at_ms, while this rank was in operation `number`, and the peer
    has begun operations up to `begun`. */
@@ -48,14 +48,14 @@ struct agreement {
        has_left[r]: rank r has left in good order. */
     bool *has_died, *is_awaited;                        /* [size] */
     _Atomic bool *has_left;                             /* [size] */
-    /* This rank waits for any rank. The channel calls agreement_on_tick. */
+    /* awaits_any: this rank waits for at least one rank. has_tick: the channel calls agreement_on_tick regularly. */
     bool awaits_any, has_tick;
     /* The rank of this host that has not arrived in the running operation, or -1. */
     int missed_rank;
-    /* When the driver last polled, and when it asked the ranks because of the operation late_operation. */
+    /* When the driver last polled, and when it asked the awaited ranks because operation late_operation was late. */
     int64_t checked_ms, asked_ms;
     uint64_t late_operation;
-    /* The executor announces an operation that has not begun here yet. */
+    /* The executor is announcing an operation that the agree object does not know yet. */
     _Atomic bool is_announcing;
     /* has_lost: deaths are recorded but not accepted. is_failing: a reason is known. has_decided: the decision is. */
     _Atomic bool has_lost, is_failing, has_decided;
@@ -336,7 +336,7 @@ static void agreement_update_missed_rank(struct agreement *agreement)
         if (!executor_rank_has_arrived(&agreement->comm->executor, group_rank_at_index(group, i)))
             agreement->missed_rank = group_rank_at_index(group, i);
 }
-/* Reports an early message: it belongs to a later operation, or its rank makes another call than this one. */
+/* Reports an early message: it belongs to a later operation, or its sender makes another call than this rank. */
 static void agreement_report_early(void *context, const struct arrival *arrival)
 {
     struct agreement *agreement = context;

@@ -1,12 +1,13 @@
-/* Creates and frees the parts of a communicator; the parts implement what they do. */
+/* Creates and frees the parts of a communicator; the other files of this folder implement them. */
 #include "backend/engine/comm.h"
 #include "backend/base/settings.h"
 #include "backend/engine/progress_thread.h"
 #include "backend/model/cost.h"
 #include <stdlib.h>
 
+/* The time that a poll of a network takes. */
 enum { NETWORK_POLL_NS = 1000 };
-/* The most polls of a wait in the executor, during which no thread checks for failures. */
+/* The most polls of one wait in the executor; no thread checks for failures meanwhile. */
 enum { MOST_POLLS = 50 };
 
 tutti_status comm_init(tutti_comm *comm, int rank, int size, const char *name, int64_t timeout_ms)
@@ -32,7 +33,7 @@ tutti_status comm_attach_segments(tutti_comm *comm, const struct segment *segmen
     group->network = network;
     tutti_status status = executor_init(&comm->executor, segment, group->layout, group->rank,
         streaming == 0 ? NULL : stream_find(), streaming < 0);
-    /* The contact is needed even after an error, because ending the communicator uses it. */
+    /* Even after an error the executor needs its contact, because comm_stop_operations uses it. */
     executor_set_contact(&comm->executor, group_control_of_rank(group, group->rank));
     TRY(status);
     TRY(launcher_init(&comm->launcher, segment->ranks));
@@ -49,7 +50,7 @@ void comm_set_machine(tutti_comm *comm, const struct machine *machine, int cores
     launcher_set_machine(&comm->launcher, group->layout, one_host ? cores : group->layout->largest,
         one_host ? machine : &typical, group->segment->tuning);
     struct spin_budget spin_budget = machine_spin_budget(machine, group_uses_links(group) ? NETWORK_POLL_NS : 0);
-    /* Ranks that share cores keep the backoff of group.c. */
+    /* Ranks that share cores keep the backoff that group_init has set. */
     if (group->segment->ranks <= cores) group->backoff = backoff_of_budget(spin_budget.pauses, spin_budget.yields);
     int polls = group->backoff.pauses / 10;
     /* On several hosts tiles are cut by shared parameters, so their slots must not depend on the caches of one

@@ -1,6 +1,6 @@
-/* A communicator: one rank's membership of a group. The type of each part tells who may use it. The group is constant
- * once joined. Any thread may use `submission`. The progress thread owns `progress_entry`. The driver, the thread that
- * holds submission.driver, owns all other parts. */
+/* A communicator: one rank's membership of a group. The group is constant once the rank has joined. Any thread may use
+ * `submission` and the atomic fields. The progress thread owns `progress_entry`, except its `requests`. The driver, the
+ * thread that holds submission.driver, owns the parts from `executor` on, except the outcome. */
 #pragma once
 #include "backend/engine/agreement.h"
 #include "backend/engine/deferral.h"
@@ -30,13 +30,13 @@ struct tutti_comm {
     struct router *router;
     /* The agreement between its hosts. NULL: the group has one host. */
     struct agreement *agreement;
-    /* The algorithms that the user has chosen; any thread. */
+    /* The algorithm that the user has set for each collective, or NULL. Any thread reads and sets it. */
     _Atomic(const struct algorithm *) chosen[COLLECTIVE_COUNT];
     _Atomic int64_t timeout_ms;
     _Atomic int priority;
     struct submission submission;
     struct progress_entry progress_entry;
-    /* The driver owns the fields from here on, but for the outcome. */
+    /* The driver owns the fields from here on, except the outcome. */
     struct executor executor;
     struct run_queue run_queue;
     struct messages messages;
@@ -70,8 +70,8 @@ void comm_set_layout(tutti_comm *comm, struct layout *layout);
    NULL). From now on this rank can wait for the others, and fail with them. */
 tutti_status comm_attach_segments(tutti_comm *comm, const struct segment *segment, const struct segment *network);
 /* Sets the machine parameters. `cores` is the number of cores that all ranks of this host may use together. `fences`:
-   all ranks of this host admit fences (base/fence.h). Algorithms are chosen by what all ranks share: these parameters
-   on one host, typical parameters on several. */
+   all ranks of this host admit fences (base/fence.h). Algorithms are chosen by parameters that all ranks share: on one
+   host these; on several hosts typical ones with the network costs of `machine`, on which the hosts have agreed. */
 void comm_set_machine(tutti_comm *comm, const struct machine *machine, int cores, bool fences);
 /* Returns INVALID_ARGUMENT if the algorithm needs all ranks on one host and the group has several hosts, else OK. NULL
    is OK. */

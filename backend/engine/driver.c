@@ -174,7 +174,8 @@ void driver_continue_all(tutti_comm *comm)
 }
 bool driver_check_periodically(tutti_comm *comm, int64_t n)
 {
-    /* A turn that yields takes milliseconds where other programs want the core, and 64 of them too long. */
+    /* A turn that yields takes milliseconds where other programs want the core, and 64 turns take too long. So every
+       turn looks whether the bell has rung. */
     uint32_t bell = atomic_load_explicit(&comm->submission.bell, memory_order_acquire);
     bool is_due = n % CHECK_EVERY == CHECK_EVERY - 1, is_called = bell != comm->run_queue.bell_seen;
     comm->run_queue.bell_seen = bell;

@@ -77,7 +77,7 @@ bool driver_make_progress(tutti_comm *comm, struct wait_set *blocked);
 /* Checks for failures if n, the number of turns without progress, is due for it (each 64th), in every 1024th turn of
    all, and after the bell has rung, as it does for a death. Returns true if an operation made progress or failed. */
 bool driver_check_periodically(tutti_comm *comm, int64_t n);
-/* Returns a number above n, after which the next turn checks for failures. */
+/* Returns a number m > n, so that turn m + 1 checks for failures (driver_check_periodically). */
 int64_t driver_turn_before_check(int64_t n);
 /* Drives until the operation is over. */
 void driver_drive(tutti_comm *comm, struct operation *op);

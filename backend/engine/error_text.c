@@ -7,7 +7,8 @@
 #include <stdio.h>
 #include <string.h>
 
-/* The digits of an order, below the upper 8 bits of its label. */
+/* The label of an order of dimensions has TUTTI_LABEL_ORDER in its upper 8 bits, and below them up to 14 digits of 4
+   bits. */
 enum { ORDER_DIMENSIONS = 14 };
 #define ORDER_BITS (~UINT64_C(0) >> 8)
 

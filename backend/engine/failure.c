@@ -117,8 +117,8 @@ __attribute__((format(printf, 4, 0))) static tutti_status comm_fail_with_argumen
     }
     const struct segment *segment = comm->group.segment;
     bool first = segment && failure_acquire_record(segment->failure);
-    /* All ranks report the first error. Two errors stay this rank's own: its abort, and a disagreement that it has
-       found, whose text begins with its own call. */
+    /* All ranks report the first error, except that a rank keeps two errors of its own: its abort, and a disagreement
+       that it has found, because that text begins with its own call. */
     bool keeps_own = status == TUTTI_ABORTED || status == TUTTI_MISMATCH;
     if (segment && !first && !keeps_own && failure_await_record(&comm->group)) return comm_adopt_peer_failure(comm);
     outcome_store(&comm->outcome, status, format, arguments);

@@ -1,7 +1,7 @@
 /* Why a communicator failed, as text that names ranks and gives the remedy. The first error wins, on this rank and,
  * through the segment, on all others of the host; but a rank that aborts or finds a mismatch keeps its own error.
- * Several hosts agree on one error. No function here waits, except at most a second for the record of a rank that was
- * first. */
+ * Several hosts agree on one error. No function here waits, except at most a second for the record of a rank that
+ * failed first. */
 #pragma once
 #include "backend/agree/agree.h"
 #include "backend/base/status.h"

@@ -1,4 +1,4 @@
-/* Resets in the child of a fork the state of the process that its threads have left behind. */
+/* Resets, in the child of a fork, process-wide state that the parent's threads were using. */
 #include "backend/engine/fork.h"
 #include "backend/engine/operation.h"
 #include "backend/engine/progress_list.h"

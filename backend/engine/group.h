@@ -11,7 +11,7 @@ struct group {
     char name[32];
     /* The process_generation of the process that joined. */
     unsigned generation;
-    /* The key that the group's processes prove to each other. */
+    /* The id of the key that the group's processes prove to each other that they know. */
     struct key_id key;
     struct member *members;                             /* [size], owned */
     /* A rank of this process has a NULL entry. */
@@ -28,7 +28,8 @@ struct group {
     char interface[16];
     /* The value in tutti_config. */
     bool is_reconfigurable;
-    /* Returns true if the caller has cancelled the join of this rank. NULL: it cannot, or the group has formed. */
+    /* Returns true if the caller has cancelled the join of this rank. NULL: the caller cannot cancel it, or the group
+       has formed. */
     bool (*is_cancelled)(void *context);
     void *cancel_context;
     /* The backoff of a thread that drives. */
@@ -37,13 +38,13 @@ struct group {
 /* Sets the rank, the size and the name (NULL: "the group"), and allocates the tables. The caller must call group_finish
    in every case. */
 tutti_status group_init(struct group *group, int rank, int size, const char *name);
-/* Sets the name that messages have. Longer names are cut. */
+/* Sets the group's name in errors and logs. Longer names are cut. */
 void group_set_name(struct group *group, const char *name);
 /* Releases the peers. The other fields stay readable until group_finish. */
 void group_release_peers(struct group *group);
 /* Frees the tables and the layout. */
 void group_finish(struct group *group);
-/* Waits a moment after the n-th poll without result, for a condition that wakes no sleeper. */
+/* Waits a moment after the n-th poll of a condition that was not met, and whose change wakes no sleeper. */
 void group_back_off(const struct group *group, int64_t n);
 
 static inline bool group_has_several_hosts(const struct group *group) { return group->layout->hosts > 1; }

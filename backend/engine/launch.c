@@ -50,8 +50,9 @@ static void choice_limit_cutting(const tutti_comm *comm, const struct uneven *un
     if (uneven && !uneven_is_equal_on_ranks(uneven)) choice->tile_bytes = SIZE_MAX;
     else if (choice->tile_bytes > most) choice->tile_bytes = most;
 }
-/* Reports the placement of this call's tensors to the tuner. If this call selects late, or was to read, only because of
-   the tuner's candidate, the candidate lasts as long as tensors keep that placement. */
+/* Reports the placement of this call's tensors to the tuner. If this call selects late or may read only because of the
+   tuner's code, the placement does not restart the tuner; it may end the variant that the code stands for
+   (tuner_report_placement). */
 static void tuner_update_placement(const struct launcher *launcher, const struct question *question,
     const struct recent *recent, const struct choice *predicted)
 {
@@ -211,7 +212,8 @@ static tutti_status launch_choose_early(tutti_comm *comm, const struct operation
     recent.algorithm = choice.algorithm;
     recent.selects_late = op->uneven || (bytes && choice_selects_late(&comm->launcher.chooser, &choice));
     TRY(launch_find_may_read(comm, op, bytes, &recent));
-    /* The tuner is set last, because the questions above do not have its placement yet. */
+    /* The tuner is set last, so that the calls above do not report TENSORS_PRIVATE to it as the placement of the
+       call. */
     recent.tuner = tuner;
     *out = recent;
     return TUTTI_OK;
@@ -223,8 +225,8 @@ static struct placement launch_get_placement(tutti_comm *comm, const struct oper
     if (comm->launcher.plans_late) return tensors_get_placement(comm, op, reads);
     return (struct placement){ .in_place = op->collective == ALL_TO_ALL ? NULL : mask_all };
 }
-/* Plans the tuner's candidate, or the predicted choice if there is no candidate or it does not fit into the slots,
-   which all ranks find equally. `open`: all tensors can be read in place. */
+/* Plans the tuner's candidate, or the predicted choice if there is no candidate or it does not fit into the slots, with
+   the same result on all ranks. `open`: all tensors can be read in place. */
 static tutti_status launch_plan_candidate(tutti_comm *comm, const struct operation *op, const struct choice *predicted,
     bool open, struct recent *recent)
 {
@@ -276,7 +278,8 @@ void launch_declare(tutti_comm *comm, uint64_t sequence)
     }
     comm->executor.run.declaration->sequence = sequence;
 }
-/* Prepares what all calls of the same kind share. */
+/* Sets the part of the executor's launch that all calls of the same kind share. Chooses early, unless the last choice
+   of this collective still applies. */
 static tutti_status launch_prepare_call(tutti_comm *comm, const struct operation *op, const struct algorithm *requested)
 {
     struct launch *out = &comm->executor.launch;

@@ -48,8 +48,8 @@ static inline bool call_is_same_kind(const struct call *a, const struct call *b)
         && a->dtype == b->dtype && a->op == b->op && a->root == b->root && a->bits == b->bits && a->rows == b->rows
         && !a->uneven && !b->uneven;
 }
-/* Limits of the caches of plans: of plans with programs, beside the last program of each collective, and of plans that
-   are only predicted. */
+/* The limits of the two caches of plans. KEPT_BYTES: plans with programs; the last program of each collective stays
+   even beyond the limit. PREDICTED_BYTES: plans from which only costs are computed. */
 enum { KEPT_BYTES = 4 << 20, PREDICTED_BYTES = 4 << 20 };
 /* At most PENDING timed calls wait for a batch in which their times are read from all ranks. */
 enum { PENDING = 8 };

@@ -9,28 +9,28 @@ struct member {
     struct identity identity;
     /* Rank 0's token names the group, its segments and their descriptors. */
     unsigned char token[16];
-    /* The group's key, in rank 0's record on its way through a store. */
+    /* The group's key: only in rank 0's record, while the record travels through a store. */
     unsigned char key[KEY_BYTES];
     int64_t timeout_ms;
-    /* The size of the group as this rank was told. */
+    /* The size of the group in this rank's call. */
     uint32_t size;
-    /* A number of the sources from which tutti was built. It is never 0. */
+    /* A hash of the sources from which tutti was built. It is never 0. */
     uint32_t build;
-    /* The name of the group, for messages. */
+    /* The name of the group, for errors and logs. */
     char group[32];
-    /* The real or simulated host of this rank, below the job's size. */
+    /* The number of this rank's simulated host; 0 if hosts are real. host_token tells real hosts apart. */
     int32_t host;
-    /* A number of the simulated hosts, equal on all ranks, or 0. It may include SIMULATES_LINKS. */
+    /* A hash of TUTTI_HOSTS, equal on all ranks, with SIMULATES_LINKS as a flag. 0: the hosts are real. */
     uint32_t simulates;
     /* The set of fabrics that carry messages to other hosts. */
     uint16_t fabrics;
     /* 1 if messages to other hosts are encrypted, else 0. */
     uint16_t encrypts;
-    /* The tutti_status for which this rank cannot join, or OK. */
+    /* Why this rank cannot join (a tutti_status), or OK. */
     int32_t status;
     /* Equal for processes that have proved that they share a host. */
     unsigned char host_token[16];
-    /* Where processes of other hosts connect. The family is 0 if nowhere. */
+    /* The address to which processes of other hosts connect. Its family is 0 if they cannot. */
     struct sock_address contact;
     /* The job that the group is a part of (job_current in join/terms.h), or 0 if unknown. */
     uint64_t job;

@@ -1,7 +1,7 @@
 /* Sends and receives of the user, and the callbacks of their transports. Messages run beside the collectives of their
-   communicator, in any order; the router matches them. Their names contain OPERATION_OF_USER in place of an operation.
-   A message between shared tensors is copied directly. The rank that copies sets its flag `copying`, and after a
-   failure an operation ends only once no peer touches its tensor. */
+   communicator, in any order; the router matches them. Their names contain OPERATION_OF_USER in place of the number of
+   an operation. A message between shared tensors is copied directly. The rank that copies sets its flag `copying`, and
+   after a failure an operation ends only once no peer touches its tensor. */
 #include "backend/base/fence.h"
 #include "backend/base/settings.h"
 #include "backend/engine/comm.h"
@@ -77,8 +77,8 @@ static tutti_status messages_map_peer_tensor(void *context, int index, bool send
     comm->messages.is_mapping |= status == TUTTI_IN_PROGRESS;
     return status;
 }
-/* Returns true if peers should read a private tensor of this size in place. As in collectives, only the size
-   decides. */
+/* Returns true if peers should read a private tensor of this size in place: as TUTTI_SINGLE_COPY says, or on one host
+   by the cost of a broadcast of that size. */
 static bool messages_read_pays(tutti_comm *comm, size_t bytes)
 {
     int64_t setting = comm->launcher.single_copy;
@@ -215,9 +215,10 @@ static void message_fail_comm(tutti_comm *comm, const struct operation *op)
         t->status == TUTTI_ABORTED || !*reason ? status_message(t->status) : reason);
 }
 /* Returns the value of this rank's bell on which a thread may sleep, and makes peers ring it. While a thread only
-   pauses between its polls, peers need not ring: with each message the bell's cache line would move between cores. The
-   bell is on from the first yield of a driver, and soon in any case, because the progress thread has a backoff of its
-   own. Until then this returns a value that the bell never had, so a sleeper wakes immediately. */
+   pauses between its polls, peers need not ring: with each message the bell's cache line would move between cores.
+   Peers ring from a driver's first yield on, and after POLLS_BEFORE_LISTENING polls in any case, because the progress
+   thread has a backoff of its own. Until then this returns a value that the bell never had, so a sleeper wakes
+   immediately. */
 static uint32_t messages_read_bell(tutti_comm *comm)
 {
     struct control *mine = comm->executor.site.contact;

@@ -31,10 +31,11 @@ void message_ring_host_peer(const tutti_comm *comm, int rank);
 /* Returns true if the message is from this rank to itself and its matching call has not been made, so a wait would not
    end. The caller calls it after messages_make_progress. */
 bool message_waits_for_itself(const tutti_comm *comm, const struct operation *op);
-/* Withdraws such a message and refuses its operation. Returns false if the transport has not released it yet. */
+/* Withdraws a message for which message_waits_for_itself is true, and refuses its operation. Returns false if the
+   transport has not released it yet. */
 bool message_withdraw(tutti_comm *comm, struct operation *op);
-/* Cancels the posted messages after a failure. Afterwards only peers that share their memory may still touch it.
-   Returns false if a transport has not released one yet; the caller polls and calls again. */
+/* Cancels the posted messages after a failure. Afterwards only peers that map or read a message's memory may still
+   touch that memory. Returns false if a transport has not released one yet; the caller polls and calls again. */
 bool messages_cancel(tutti_comm *comm);
 /* Ends the messages with `status` after messages_cancel. Those that peers may be copying stay open, so the caller
    repeats this while messages are open. */

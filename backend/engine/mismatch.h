@@ -1,4 +1,4 @@
-/* Ranks that make different calls. */
+/* The failure of a communicator whose ranks make different calls. */
 #pragma once
 #include "include/tutti.h"
 

@@ -3,7 +3,7 @@
 #include "backend/base/clock.h"
 #include "backend/engine/comm.h"
 
-/* About as many polls as waking the progress thread costs. */
+/* This many polls take about as long as waking the progress thread. */
 enum { POLLS_BEFORE_WAKING = 50 };
 /* Tests without progress, after which this rank rings its peers. Few suffice, because tests are far apart. */
 enum { IDLE_TESTS = 8 };
@@ -121,9 +121,10 @@ static void comm_await_callers(const tutti_comm *comm)
     for (int64_t n = 0; operations_are_entering(); n++) group_back_off(&comm->group, n);
     for (int64_t n = 0; atomic_load(&comm->submission.inside); n++) group_back_off(&comm->group, n);
 }
-/* A thread that comes now takes the role and finds the failure, or submits and finds `closed`, or is inside and
-   awaited. One that submitted at the last moment is not inside until it enters again to wait for its operation. So
-   threads are awaited once more when no operation is left open: then only the role is left to be taken. */
+/* A thread that calls from now on takes the role and finds the failure, or submits and finds `closed`, or is counted in
+   `inside` and awaited. A thread that submitted just before is not counted again until it waits for its operation. So
+   this function ends all operations and then awaits threads once more. Afterwards other threads can only take the role
+   for a moment, until this function has it for good. */
 void operations_close_comm(tutti_comm *comm)
 {
     atomic_store(&comm->submission.closed, true);
@@ -143,7 +144,7 @@ tutti_status operation_wait(struct operation *op, int64_t timeout_ms)
     for (int64_t n = 0;; n++) {
         struct wait_set set;
         wait_set_clear(&set);
-        /* This thread yields the core if the driver last waited on it. */
+        /* This thread must yield the core if the driver last waited on the same core. */
         set.core_is_wanted = atomic_load(&comm->executor.site.own_control->core) == wait_core();
         completions_await(&set);
         if (operation_is_over(op)) break;
@@ -161,7 +162,7 @@ tutti_status operation_wait(struct operation *op, int64_t timeout_ms)
     return operation_get_result(op);
 }
 /* Drives the communicator for at most `turns` turns if its operations are deferred, because no other thread drives them
-   then. Rings peers that defer their part now and then. */
+   then. After each IDLE_TESTS calls without progress it rings peers that have deferred their part. */
 static void operation_drive_briefly(struct operation *op, int turns)
 {
     tutti_comm *comm = op->comm;

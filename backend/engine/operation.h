@@ -90,6 +90,7 @@ struct operation {
     /* The operation failed alone and left the communicator unchanged. */
     bool refused;
     struct uneven *uneven;                              /* owned */
+    /* The number of a collective on its communicator, from 1. 0: it has not begun, or is no collective. */
     uint64_t sequence;
     struct queued queued;
     /* Set only for POINT_TO_POINT and WINDOW_OPERATION. */
@@ -136,7 +137,8 @@ void operations_reset_after_fork(void);
 tutti_status operation_get_result(const struct operation *op);
 /* Ends the operation and wakes its waiters. Driver only. The driver must not touch the operation afterwards. */
 void operation_complete(struct operation *op, tutti_status status);
-/* Ends an operation with the failure of its communicator, which was closed before it was submitted. Any thread. */
+/* Ends an operation that was not submitted, because its communicator is closed, with the communicator's failure. Any
+   thread. */
 void operation_reject_closed(struct operation *op);
 /* Ends an operation with `status` and this thread's last error as its text. The communicator is unchanged. */
 void operation_refuse(struct operation *op, tutti_status status);

@@ -17,8 +17,8 @@ struct progress_entry {
     /* An idle communicator stays in the list until then. */
     int64_t idle_until_ms;
 };
-/* Requests that the progress thread drives the communicator. Returns true if this adds it to the list; false if it was
-   in the list already, so the thread sleeps on its bell, too. */
+/* Requests that the progress thread drives the communicator. Returns true if this adds it to the list. Returns false if
+   it was in the list already: a sleeping progress thread then sleeps on the communicator's bell, too. */
 bool progress_list_add(tutti_comm *comm);
 /* Waits until the communicator has left the list. */
 void progress_list_await_removal(tutti_comm *comm);

@@ -53,7 +53,7 @@ static void queue_detach_operation(tutti_queue *queue, struct operation *op)
     operation_detach(op);
     pthread_mutex_lock(&queue->lock);
     op->queued.is_detaching = false;
-    /* Another waiter may have skipped the operation while it was held. */
+    /* Another waiter may have skipped the operation while this thread detached it. */
     if (queue->waiter_count) pthread_cond_broadcast(&queue->changed);
 }
 /* Sleeps until the queue changes or the deadline passes. Returns false if the deadline has passed. Called with the

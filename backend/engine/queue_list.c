@@ -1,4 +1,4 @@
-/* The functions of operations take the lock themselves; those of waiters leave it to their caller. */
+/* queue_add_operation and queue_finish_operation take the lock themselves. Callers of the other functions hold it. */
 #include "backend/engine/queue_list.h"
 #include "backend/engine/operation.h"
 
@@ -10,7 +10,7 @@ void queue_unlink_deferrable(struct operation *op)
     if (q->next) q->next->queued.link = q->link;
     q->may_defer = false;
 }
-/* Adds an operation to the list of those that a waiter must resume. */
+/* Adds an operation to the list of those that a waiter must detach. */
 static void queue_link_deferrable(tutti_queue *queue, struct operation *op)
 {
     op->queued.next = queue->deferrable;

@@ -1,5 +1,6 @@
-/* The lock and the two lists of a queue: open operations that may be deferred, and finished operations. A state becomes
- * OVER only under the lock, so every finished operation is in the list. */
+/* The lock and the two lists of a queue: open operations that may be deferred, and finished operations. The state of an
+ * operation with a queue becomes OVER only under the lock, so every finished operation that no waiter has taken is in
+ * its list. */
 #pragma once
 #include "include/tutti.h"
 #include <pthread.h>

@@ -34,9 +34,10 @@ static void failure_list_absent_ranks(const tutti_comm *comm, char *out, size_t 
 }
 
 /* ---- reasons ---- */
-/* Claims to fail the group, so that ranks which arrive later in the running operation stop. If all ranks have arrived
-   already, all can continue, so this rank withdraws its claim and returns true. Otherwise the claim stays and it
-   returns false: a rank is missing, or another rank claims, too, because that rank may not have seen all arrive. */
+/* Returns false at once if no roll call is running. Otherwise it claims to fail the group, so that ranks which arrive
+   later in the running operation stop. If all ranks have arrived already, all can continue, so it withdraws the claim
+   and returns true. Otherwise the claim stays, and it returns false: a rank is missing, or another rank claims, too,
+   because that rank may not have seen all arrive. */
 static bool failure_claim_unless_arrived(const tutti_comm *comm)
 {
     _Atomic uint32_t *state = &comm->group.segment->failure->state;
@@ -172,8 +173,9 @@ static tutti_status comm_fail_abandoned_message(tutti_comm *comm)
         comm->group.name, comm->group.rank, t->is_send ? "send to" : "receive from", op->message.tag);
 }
 /* Extends the deadline by the time since the last check if the process was stopped meanwhile (SIGSTOP, a frozen
-   container, a paused virtual machine), perhaps with its peers. A driver checks every 20 ms, so a gap of seconds means
-   that. Gaps in a row come from a driver with much other work; its operations must still end in time. */
+   container, a paused virtual machine), perhaps with its peers. A driver checks every 20 ms, so one gap of more than
+   STOPPED_MS means that the process was stopped. Gaps in a row come from a driver with much other work, and do not
+   extend the deadline. */
 static void limit_add_stopped_time(struct limit *l, int64_t now_ms)
 {
     int64_t gap_ms = l->checked_ms ? now_ms - l->checked_ms : 0;

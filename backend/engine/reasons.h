@@ -10,8 +10,8 @@ tutti_status comm_fail_if_due(tutti_comm *comm);
    no operation is open. */
 tutti_status comm_fail_if_stopped(tutti_comm *comm);
 /* Returns true if comm_fail_if_due may find a reason, and fails nothing. Its first call starts the deadline of each
-   open operation, and the time for which one without a peer still waits. After this call the rank sees everything that
-   its peers have done so far. */
+   open operation, and the time for which an operation still waits after its peer has left. After it returns true, this
+   rank sees everything that its peers did before the reason arose. */
 bool comm_poll_reason_to_fail(const tutti_comm *comm);
 /* Adopts the failure that a peer has reported, if `status`, the status of a message, shows that the peer has cancelled
    the message because the group failed. Returns true if the communicator has failed with it. */

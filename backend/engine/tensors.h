@@ -23,9 +23,9 @@ struct tensor_access {
     struct read_source *sources;                             /* [index on this host] */
     /* An enum reading. Any thread may read it, and the fields after it once it is known. */
     _Atomic int reading;
-    /* If REFUSED: the rank that cannot be read, and -errno. */
+    /* With READING_REFUSED: the rank that cannot be read, and why, as a negative errno. */
     int unreadable, error;
-    /* How long to wait for peers after a failure; 0: not set yet. */
+    /* After a failure: until when (clock_ms) this rank waits for peers to release its tensors; 0: not set yet. */
     int64_t release_until_ms;
     /* The ranks that did not release the tensors in time have been logged. */
     bool release_logged;
@@ -35,11 +35,12 @@ tutti_status tensor_access_init(struct tensor_access *access, int ranks);
 /* Releases all held views and frees the tables. */
 void tensor_access_finish(struct tensor_access *access);
 
-/* Flags of a declaration. OPEN: peers can read the tensors in place, and this rank can read its peers. READING: they
-   must be read, at any cost. */
+/* Flags of a declaration. TENSOR_OPEN: peers can read the tensors in place, and this rank can read its peers.
+   TENSOR_READING: the tensors must be read in place, whatever that costs. */
 enum tensor_flags { TENSOR_SHARED = 1, TENSOR_IN_PLACE = 2, TENSOR_REQUIRED = 4, TENSOR_OPEN = 8, TENSOR_READING = 16 };
-/* Writes the locations and the flags of this rank's tensors into its declaration; the fingerprint does not cover them.
-   is_required: this rank insists on its algorithm. may_read: private tensors may be read in place. */
+/* Writes the locations and the flags of this rank's tensors into its declaration; the fingerprint, which ranks compare,
+   does not cover them. is_required: this rank insists on its algorithm. may_read: private tensors may be read in
+   place. */
 void tensors_describe(tutti_comm *comm, const struct operation *op, bool is_required, bool may_read);
 /* Returns the kind of placement under the assumption that the tensors of all ranks lie as this rank's do, and that
    peers can read private ones. */

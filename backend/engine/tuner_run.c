@@ -25,9 +25,9 @@ tutti_status tuners_find_for_call(tutti_comm *comm, const struct operation *op, 
     if (requested) *out = NULL;
     return TUTTI_OK;
 }
-/* Returns the placement that the tensors of all ranks could have, judged by this rank's own; those of others are known
-   when they arrive. It is TENSORS_PRIVATE if private tensors cannot be read, or if ranks already offer them for
-   reading: then some rank could not offer them. */
+/* Returns the placement that the tensors of all ranks could have, judged by this rank's own, because the others have
+   not arrived yet. Private tensors count as open only if this rank can read its peers, and calls of this collective do
+   not offer private tensors already: if those calls are not open, some rank could not offer its tensors. */
 static enum placement_kind tuner_guess_placement(tutti_comm *comm, const struct operation *op)
 {
     enum placement_kind guess = tensors_guess_placement(comm, op);
@@ -76,8 +76,9 @@ static struct stamp *call_get_stamp(const tutti_comm *comm, int index, uint64_t 
 {
     return &executor_declaration(&comm->executor, index, number - 1)->stamp;
 }
-/* A reader that finds the same number before and after has read a consistent stamp. The end follows later. A timed call
-   begins before its plan is made, because that is a part of the cost of a test, and a watched one after that. */
+/* A reader that finds the same number before and after has read a consistent stamp. The end follows later. The time of
+   a timed call includes the making of its plan, which is a part of the cost of a test; that of a watched call does
+   not. */
 void tuner_run_stamp(tutti_comm *comm)
 {
     const struct launcher *launcher = &comm->launcher;
@@ -89,8 +90,8 @@ void tuner_run_stamp(tutti_comm *comm)
     atomic_store_explicit(&mine->begun_ns, launcher->timed ? launcher->begun_ns : clock_ns(), memory_order_release);
     atomic_store_explicit(&mine->number, number, memory_order_release);
 }
-/* Returns the nanoseconds from when the last rank has begun operation `number` until now. A rank that has not begun is
-   one that this rank does not wait for. */
+/* Returns the nanoseconds from when the last rank has begun operation `number` until now. Ignores ranks that have not
+   begun: this rank did not wait for them. */
 static double call_watch_duration(const tutti_comm *comm, uint64_t number)
 {
     int64_t begun = 0;
@@ -146,7 +147,8 @@ void tuner_run_end(tutti_comm *comm, struct tuner *tuner)
 {
     struct launcher *launcher = &comm->launcher;
     struct pending_launch *p = &launcher->pending;
-    /* The number of this operation from 1 is that of the next one from 0. */
+    /* executor.operation counts from 0 and is already that of the next operation, so it is this operation's number from
+       1. */
     uint64_t number = comm->executor.operation;
     if (launcher->timed)
         atomic_store_explicit(&call_get_stamp(comm, comm->executor.site.index, number)->ended_ns, clock_ns(),

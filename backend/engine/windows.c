@@ -255,8 +255,8 @@ static bool operation_lacks_window(const struct operation *op)
     return op->message.window.kind < WINDOW_ATTACH
         && !atomic_load_explicit(&op->message.window.of->attached, memory_order_relaxed);
 }
-/* Fails the communicator if there is a reason, before the first open operation begins, if it is a put or signal,
-   because direct ones succeed without the peer. Returns true if the communicator has failed. */
+/* If the first open operation is a put or signal that has not begun, fails the communicator if there is a reason,
+   because a direct put or signal would succeed without its peer. Returns true if the communicator has failed. */
 static bool windows_fail_if_due(tutti_comm *comm)
 {
     const struct operation *first = comm->windows.open;

@@ -11,7 +11,8 @@ struct windows {
     struct operation *open, **end;
     /* The list of windows. */
     struct tutti_window *first;
-    /* The windows that this rank has freed alone, and whose revocations are not over. The list holds them. */
+    /* The windows that this rank has freed alone, and whose revocations are not over. The list holds a reference to
+       each. */
     struct tutti_window *freed;
     /* The number of the last window; equal on all ranks. Only the thread that registers a window uses it. */
     uint32_t last_number;
@@ -37,7 +38,8 @@ static inline bool windows_are_active(const struct windows *all) { return all->o
 /* Takes a window out of the communicator and its memory from direct writers. Returns false if a transport still uses
    the memory; the caller polls the router and calls again. */
 bool windows_take_out(tutti_comm *comm, struct tutti_window *window);
-/* Cancels the revocations of the windows that this rank has freed alone, and releases these. Returns false as above. */
+/* Cancels the revocations of the windows that this rank has freed alone, and releases these windows. Returns false as
+   windows_take_out. */
 bool windows_forget_freed(tutti_comm *comm);
 /* windows_cancel cancels the operations after a failure, and stops the messages of peers. It returns false if a
    transport still uses memory; the caller polls and calls again. Then windows_fail ends the operations with
