@@ -14,14 +14,15 @@ tutti_status comm_allocate_common(tutti_comm *comm, size_t bytes, void **out);
    frees the communicator. comm_release accepts NULL. */
 void comm_retain(tutti_comm *comm);
 void comm_release(tutti_comm *comm);
-/* Leaves the group, also if others hold references, and releases one reference. It accepts NULL and half-built
-   communicators, and never waits for another rank. */
+/* Leaves the group, even if others hold references, and releases one reference. It accepts NULL and half-built
+   communicators. It does not wait until other ranks leave, only for a limited time until they stop using this rank's
+   memory. */
 void comm_destroy(tutti_comm *comm);
 /* Fails the communicator on all ranks with ABORTED, and ends its operations. */
 void comm_abort(tutti_comm *comm);
 /* Returns true in a forked child, whose copy of the communicator still belongs to its parent process. */
 bool comm_is_inherited_by_fork(const tutti_comm *comm);
-/* Looks for a failure of the group, also if no operation runs. Returns OK or the status of the failure. */
+/* Looks for a failure of the group, even if no operation runs. Returns OK or the status of the failure. */
 tutti_status comm_poll_failure(tutti_comm *comm);
 
 /* ---- window.c ---- */

@@ -1,7 +1,6 @@
 /* Allocates memory that the ranks of a host share. The first of them makes a memfd and sends it to the other processes.
-   Each rank makes its part of the pages real, on its own NUMA node, and each process maps the memfd once. All ranks of
-   the group report their status twice, so the allocation succeeds on all ranks or fails on all, and the group
-   continues. */
+   Each process allocates the pages of its ranks' parts, on its own NUMA node, and maps the memfd once. All ranks of the
+   group report their status twice, so the allocation succeeds on all ranks or fails on all, and the group continues. */
 #include "backend/memory/common.h"
 #include "backend/base/clock.h"
 #include "backend/base/memory.h"
@@ -15,7 +14,7 @@
 #include <string.h>
 #include <unistd.h>
 
-/* A number that differs from those of all hosts and segments. */
+/* The shm_group.number of common memory, which no segment has. */
 enum { MEMORY_IN_COMMON = -2 };
 /* The report of one rank to all ranks. */
 struct report {

@@ -1,6 +1,6 @@
-/* Destroys communicators. A rank leaves a group without waiting for other ranks; it waits only for threads of this
-   process that are in an operation, and makes them return. The memory stays until the last reference is released, so a
-   later call gets an error. */
+/* Destroys communicators. A rank leaves a group without waiting until other ranks leave. It waits for threads of this
+   process that are in an operation, and makes them return. It waits for peers that use its memory, for a limited time.
+   The memory stays until the last reference is released, so a later call gets an error. */
 #include "backend/base/clock.h"
 #include "backend/base/log.h"
 #include "backend/comm/comm.h"

@@ -1,5 +1,6 @@
-/* Uneven counts: every rank writes its counts into the segment before the roll call; after it all ranks can read them.
-   A rank's counts are read only if its declaration announces some, so most groups need no memory for them. */
+/* Uneven counts: every rank writes its counts into the segment before the roll call, and after the roll call the ranks
+   of the host can read them. A rank's counts are read only if its declaration announces some, so most groups need no
+   memory for them. */
 #include "backend/execute/counts.h"
 #include "backend/base/status.h"
 

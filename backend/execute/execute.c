@@ -98,9 +98,9 @@ static tutti_status executor_announce_operation(struct executor *executor)
     executor_run_prelude(executor);
     return TUTTI_OK;
 }
-/* Publishes that this rank reads or writes tensors of peers. False: the group has failed, so it must not. This rank
-   sets `touching`, then reads the failure state; a rank that fails does both in the opposite order. So at least one of
-   the two ranks sees the other. */
+/* Publishes that this rank reads or writes tensors of peers. False: the group has failed, so this rank must not. This
+   rank sets `touching`, then reads the failure state; a rank that fails the group sets the failure state, then reads
+   `touching`. So at least one of the two ranks sees the other. */
 static bool executor_try_touching_tensors(struct executor *executor)
 {
     atomic_store(&executor->site.own_control->touching, 1);

@@ -102,7 +102,8 @@ struct site {
 };
 /* The ring of slots (slots.c). All members but `reserved` are equal on all ranks of the host. */
 struct ring {
-    /* Where the slots of the last operation begin and end, and the total bytes taken so far. */
+    /* Where the slots of the last operation in the ring begin and end, and the total bytes that operations have taken
+       from the ring so far. */
     size_t begin, end, taken;
     /* How many bytes of this rank's slots are real memory: two halves, the ring, the tracks. */
     size_t reserved[4];
@@ -116,12 +117,12 @@ struct tracks {
     int next, other, newest;
     /* How many operations have awaited all ranks so far. */
     unsigned turn;
-    /* The last operation in which this rank has found all ranks arrived and in agreement. */
+    /* The number, from 1, of the last operation in which this rank has found all ranks arrived and in agreement. */
     uint64_t joined;
     /* Hash of all one-sided operations so far. */
     uint64_t one_sided_hash;
 };
-/* When a tiny operation first polls its peer: after `delay` (in units of a step / STEP, roll_call.c). The next
+/* When a tiny operation first polls its peer: after `delay` / STEP steps of cpu_spin_steps (roll_call.c). The next
    undelayed_count operations poll without a delay. */
 struct first_poll { unsigned delay, undelayed_count; };
 /* The state of the operation that runs. */
@@ -163,7 +164,8 @@ struct executor {
     /* Publishes this rank's counters in one-sided operations. */
     struct publisher publisher;
     struct first_poll first_poll;
-    /* Where counters count from, and the number of the collective; equal on all ranks of the host. */
+    /* The value from which this operation's counters count, and the number, from 0, of the operation; equal on all
+       ranks of the host. */
     uint64_t base, operation;
     /* [peer][counter]: the highest positions read so far. */
     uint64_t (*seen)[LINE_COUNTERS];
@@ -234,7 +236,7 @@ bool executor_cancel(struct executor *executor);
 int executor_find_disagreement(const struct executor *executor, uint64_t *operation);
 /* True if a rank of this host has arrived in the running operation. */
 bool executor_rank_has_arrived(const struct executor *executor, int rank);
-/* True if the roll call ends now, unless a rank fails meanwhile. */
+/* True if all ranks that this one awaits have arrived, so that its roll call ends unless a rank fails meanwhile. */
 bool executor_roll_call_is_complete(const struct executor *executor);
 
 /* ---- between hosts ---- */

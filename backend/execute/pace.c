@@ -2,8 +2,8 @@
  * On Zen 4 that takes 20 to 70 ns if the cores share a cache, unless memory is busy, and at least 120 ns if they do
  * not. So a low quantile separates the two cases. The time of many stores does not, because it depends on memory and is
  * only the writer's part. One such fetch takes a fifth of a 4 KiB call between far cores, so a settled thread measures
- * seldom. Cores are moved once in seconds, and a thread notices it within some hundred slots. A thread begins with
- * streaming, which is never very slow. */
+ * seldom. A thread is moved to another core at most once in a few seconds, and notices it within some hundred slots. A
+ * thread begins with streaming, which is never very slow. */
 #include "backend/execute/pace.h"
 #include "backend/base/clock.h"
 #include <stdatomic.h>

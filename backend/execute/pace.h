@@ -6,8 +6,8 @@
 #include <stdbool.h>
 #include <stddef.h>
 
-/* True if at least 1 KiB that begins at `to` is now better written around the cache. Each call counts, and some measure
-   first how long the line at `to` takes to fetch. */
+/* True if a large part of a slot, which begins at `to`, is now better written around the cache. Each call counts, and
+   some measure first how long the line at `to` takes to fetch. */
 bool pace_prefers_streaming(void *to);
 
 /* ---- the decision, for pace.c and its test ---- */

@@ -31,8 +31,8 @@ struct program_cut {
 };
 /* A tensor of a peer that the program reads or writes. */
 struct touch { int rank; enum buffer buffer; };
-/* An address in a tensor of this rank relative to its base, or in SCRATCH: in slots without run.slots_at, or in the
-   line of track 0. */
+/* An address in a tensor of this rank, relative to the tensor's base. In SCRATCH: the address in the slots less
+   run.slots_at, or the address in the line of track 0. */
 struct program_address {
     enum buffer buffer;
     uintptr_t at;
@@ -66,7 +66,7 @@ struct program {
     int touch_count;
     /* The cut of the last message, because most calls repeat it. */
     struct program_cut cut;
-    /* `cut` is valid; parts, addresses and part_at are valid for it. */
+    /* is_cut: `cut` is valid. has_addresses: parts, addresses and part_at are valid for that cut. */
     bool is_cut, has_addresses;
     /* With one tile, the prelude publishes a position, which also announces the arrival. */
     bool prelude_announces_arrival;

@@ -120,7 +120,7 @@ bool executor_poll_roll_call(struct executor *executor, tutti_status *status)
     cache_line_prefetch_write(&executor->site.lines[tracks_next(executor)]);
     return executor->run.arrived = true;
 }
-/* True if a local rank of this host has arrived in this operation. It reads the line once. */
+/* True if the rank with local rank `peer` has arrived in this operation. It reads the line once. */
 static bool peer_has_arrived(const struct executor *executor, int peer)
 {
     return peer == executor->site.index

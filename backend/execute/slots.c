@@ -14,8 +14,9 @@
 #include "backend/base/status.h"
 #include "backend/execute/tracks.h"
 
-/* Bytes: the least that is reserved; the least for which an operation uses the ring, and if only one rank writes slots.
-   A lap is at first 1 / LAPS of the bytes taken; a short ring has 1 / SHORT_RING of the ring. */
+/* FIRST_RESERVED: the bytes of the ring that a rank reserves first. An operation uses the ring from RING_AT_LEAST bytes
+   on, or from ALONE_AT_LEAST if only one rank writes slots. A lap is at first 1 / LAPS of the bytes taken; a short ring
+   has 1 / SHORT_RING of the ring. */
 enum {
     CACHE_LINE = 64,
     FIRST_RESERVED = 64 << 10,

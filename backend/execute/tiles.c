@@ -1,6 +1,6 @@
 /* Runs operations of many tiles. Several tiles are in flight; the state of each is one integer, its next step. A tile
    waits only for its own tile on other ranks and for the tile that had its slot before, so it can run in any order
-   without deadlock. The builder has run one tile to be sure. */
+   without deadlock. When a plan is built, a simulation of one tile shows that it ends (schedule/deadlock.c). */
 #include "backend/execute/tiles.h"
 #include "backend/execute/bind.h"
 #include "backend/execute/counters.h"
@@ -98,8 +98,8 @@ static bool step_perform_and_publish(struct executor *executor, int step, int ti
 }
 
 /* ---- many tiles ---- */
-/* Returns the rank of a step in the order of urgency: 0: from the first message to behind the last; 1: a peer of this
-   host waits for it; 2: all others. */
+/* Returns how urgent a step is, where 0 comes first. 0: the steps from the first message to the one after the last
+   message; 1: a peer of this host waits for it; 2: all others. */
 static int step_urgency(const struct schedule *schedule, int step)
 {
     if (schedule->first_message >= 0 && step >= schedule->first_message && step <= schedule->last_message + 1) return 0;
