@@ -211,8 +211,8 @@ static void agree_check_left_peer(struct agree *agree, int peer)
     struct agree_cause cause = agree_make_cause(agree, AGREE_LEFT_ALONE, TUTTI_PEER_LOST, peer, agree->begun);
     agree_report_cause(agree, &cause);
 }
-/* Chooses the next speaker of a host, from rank `from` on, and repeats FAIL to it, which the last speaker may not have
-   passed on. */
+/* Chooses the next speaker of a host, from rank `from` on. If this rank is a speaker and knows of a failure, it sends
+   FAIL again, because the last speaker may not have passed FAIL on. */
 static void agree_replace_speaker(struct agree *agree, int host, int from)
 {
     agree_choose_speaker(agree, host, from);
@@ -288,7 +288,7 @@ void agree_leave(struct agree *agree)
 {
     for (int r = 0; r < agree->layout.size; r++) {
         if (!agree_peer_is_remote(agree, r)) continue;
-        /* A rank that has not decided must not decide without this rank. */
+        /* A rank that has not decided must learn this rank's decision, and not decide without it. */
         if (agree->decided) agree_peer_owe_message(agree, r, AGREE_FAIL);
         agree_peer_owe_message(agree, r, AGREE_BYE);
     }

@@ -57,6 +57,9 @@ enum { AGREE_DECLARATION_BYTES = 8, AGREE_DETAIL_BYTES = 8, AGREE_HISTORY = 2 };
 #else
 enum { AGREE_DECLARATION_BYTES = 96, AGREE_DETAIL_BYTES = 512, AGREE_HISTORY = 4 };
 #endif
+/* The times of the protocol, in ms, and AGREE_REPEATS, the most repetitions of FAIL. A rank asks after ASK, then at
+   intervals that double up to ASK_MOST. A suspect has SUSPECT to answer. A speaker decides after SETTLE, and another
+   rank after TAKE_OVER. FAIL is repeated each REPEAT, from STAND_IN on by ranks that are no speakers. */
 enum {
     AGREE_ASK_MS = 50,
     AGREE_ASK_MOST_MS = 400,
@@ -124,8 +127,9 @@ struct agree_layout {
     /* The speaker of a host is its first rank that is not gone, or -1. */
     int *speakers;                                     /* [hosts] */
 };
-/* A suspect's message has another fingerprint than this rank's call; the rank asks it for its call. Operation 0 means
-   no suspect. */
+/* A suspect: `peer` has sent a message of `operation` with another `fingerprint` than this rank's call. This rank has
+   asked it for its calls, and reports a disagreement at until_ms if it has not answered. Operation 0 means no
+   suspect. */
 struct agree_suspect { uint64_t operation, fingerprint; int64_t until_ms; int64_t peer; };
 /* Only the functions of this file write the object. */
 struct agree {

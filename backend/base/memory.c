@@ -1,4 +1,5 @@
-/* Every allocation of the library passes through this file, so that a test can make each of them fail in turn. */
+/* Every allocation of an array or struct in the library passes through this file, so that a test can make each fail in
+   turn. */
 #include "backend/base/memory.h"
 #include <stdatomic.h>
 #include <stdlib.h>

@@ -69,7 +69,7 @@
       "writes slots with stores that bypass the cache: 0 no, 1 yes, -1 whichever proves faster") \
     X(single_copy, "TUTTI_SINGLE_COPY", NUMBER, "-1", "-1 to 1", \
       "reads tensors of other processes directly through the kernel (single copy) instead of through shared " \
-      "memory: 0 no, 1 in all operations that look where tensors lie, -1 where it is faster") \
+      "memory: 0 no, 1 wherever possible, -1 where it is faster") \
     X(tuner, "TUTTI_TUNER", NUMBER, "1", "0 to 2", \
       "now and then runs an operation on one host in another way than the one predicted to be fastest, and " \
       "measures it: 0 no, 1 yes, 2 all the time, whatever it costs (for tests)") \

@@ -18,7 +18,7 @@ struct value {
    before. */
 
 /* A posted send or receive. done_at: the time of its thread at which it was complete; 0: in flight. values: those that
-   a send has read. clock: of its thread when it was posted. */
+   a send has read. clock: that of its thread when the message was posted. */
 struct check_message { int done_at, value_count; struct value *values; int *clock; };
 /* A read or write of a cell by a thread at its time `at`. If it belongs to a message, it lasts until that is
    complete. */
@@ -58,9 +58,9 @@ struct checker {
 /* Allocates the memory of a check. False: out of memory; the check has then failed. */
 bool checker_init(struct checker *checker);
 void checker_finish(struct checker *checker);
-/* Lets the check fail. The first error is described with the rank, step and tile. */
+/* Makes the check fail. `why` gets the first error, with its rank, step and tile. */
 void checker_report_error(struct checker *checker, const char *what, int rank, int step, int tile);
-/* Like checker_report_error, for a chunk of a tensor: described with the rank, chunk and tile. */
+/* Does checker_report_error for a chunk of a tensor: `why` gets the rank, chunk and tile. */
 void checker_report_chunk(struct checker *checker, const char *what, int rank, int chunk, int tile);
 /* Returns the entry of the message that the rank posts at this step, for a tile of an operation; it has NULL until
    then. */

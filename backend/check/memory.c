@@ -1,6 +1,6 @@
 /* The checker's memory. A cell holds a symbolic value and the accesses that must be ordered before a later conflicting
- * one. Vector clocks decide whether they are (Fidge 1988, Mattern 1989). A message in flight is an access that lasts
- * until its completion has been awaited. */
+ * one. Vector clocks decide whether they are so ordered (Fidge 1988, Mattern 1989). A message in flight is an access
+ * that lasts until its completion has been awaited. */
 #include "backend/base/memory.h"
 #include "backend/check/check.h"
 #include "backend/schedule/build.h"
@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* kind: "step" or "chunk", which has this number. */
+/* Makes the check fail, and describes the first error. `kind` is "step" or "chunk", and `number` its number. */
 static void checker_fail(struct checker *checker, const char *what, int rank, const char *kind, int number, int tile)
 {
     if (!checker->failed)

@@ -81,7 +81,7 @@ static tutti_status segment_plan(struct segment *out, const struct segment_shape
     assert(shape->ranks > 0);
     if (segment_compute_offsets(out, shape, offsets)) return TUTTI_OK;
     return status_fail(TUTTI_NO_MEMORY,
-        "the shared memory of %d ranks with %zu bytes of slots each is larger than an address can say", shape->ranks,
+        "the shared memory of %d ranks with %zu bytes of slots each exceeds the address space", shape->ranks,
         shape->slot_bytes);
 }
 /* Maps the file of a segment and sets the pointers to its parts. */

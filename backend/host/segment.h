@@ -8,10 +8,11 @@
 #include "backend/memory/arena.h"
 #include <stdatomic.h>
 
-/* A rank that only sends may be up to TRACKS - 1 operations ahead of a rank that has not arrived. So its data for an
-   operation must stay for as many operations. Lines and small slots are in as many tracks (execute/tracks.h).
-   Declarations stay for twice as many, because a late rank searches as far back for the start of a disagreement.
-   Counts and large slots alternate between two copies, because all ranks await each other in their operations. */
+/* A rank that only sends may begin operation n + TRACKS - 1 while another rank is still in operation n. So its data for
+   an operation must stay until it has begun as many later operations. Lines and small slots are in TRACKS tracks
+   (execute/tracks.h). Declarations stay for twice as many, because a late rank searches as far back for the start of a
+   disagreement. Counts and large slots alternate between two copies, because all ranks await each other in their
+   operations. */
 enum { LINE_PAYLOAD = 48, MAX_SLOTS = 8, TRACKS = 16, TRACK_BYTES = 4096, DECLARATIONS = 2 * TRACKS };
 /* Two cache lines that one rank writes. The lines of a rank lie side by side, directly before those of the next rank. A
    core that reads two lines of a rank in turns prefetches the one at the same distance behind them, which no rank is
@@ -35,12 +36,12 @@ struct stamp {
 };
 /* A rank's call as plain data, for comparison and for error messages. */
 struct declaration {
-    /* `operation` is the number of the collective. */
+    /* `operation` is an enum collective. */
     uint32_t operation;
     uint32_t dtype, op;
     int32_t root;
-    /* `count` is the call's count, `sequence` the number of the operation. `bits` are those of the factor, and other
-       values that must be equal on all ranks. */
+    /* `count` is the call's count, `sequence` the number of the operation. `bits` has the factor of PREMUL_SUM, the
+       description of rows, or the label of any other call. */
     uint64_t count, sequence, bits;
     /* These settings must be equal on all ranks. */
     uint64_t tile_bytes, slots;
@@ -89,15 +90,16 @@ static inline void bell_listen(struct control *mine)
     atomic_exchange(&mine->listening, LISTENS);
     fence_between_store_and_load();
 }
-/* The state has these bits, and the number of claims above them. TELLING means that a rank is writing the reason of
-   the failure, and READY that it can be read. A rank claims before it fails the group, and withdraws if it finds at
-   the last moment that it need not. */
+/* The state has the bits READY and TELLING, and the number of claims above them, in units of CLAIM. TELLING means that
+   a rank is writing the reason of the failure, and READY that the reason can be read. The failure is certain if either
+   bit of CERTAIN is set. A rank claims before it fails the group, and withdraws the claim if it finds at the last
+   moment that all ranks have arrived. */
 enum { FAILURE_NONE, FAILURE_READY = 1, FAILURE_TELLING = 2, FAILURE_CERTAIN = 3, FAILURE_CLAIM = 4 };
 /* The first error of the group. */
 struct failure {
     _Atomic uint32_t state;
     int32_t status, rank;
-    /* `operation` is the first collective that fails on every rank. */
+    /* `operation` is the number, from 0, of the first collective that fails on every rank. */
     _Atomic uint64_t operation;
     char detail[500];
     /* In groups of several hosts: 1 + the index of the rank that was first to claim a failure, and to decide. The

@@ -17,7 +17,8 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-/* Limits of the number of blocks, and the least bytes of a new one; the most bytes of the spare block. */
+/* MOST_BLOCKS limits the number of blocks. From MANY_BLOCKS on a new block may be larger than SPARE_BYTES, the limit of
+   the spare block. BLOCK_BYTES is the least that is preferred for a new block. */
 enum { MOST_BLOCKS = 512, MANY_BLOCKS = 256, BLOCK_BYTES = 16 << 20, SPARE_BYTES = 64 << 20 };
 /* An allocation of LARGE_BYTES or more takes whole pages. */
 enum { LARGE_BYTES = 64 << 10, SMALL_ALIGNMENT = 64 };

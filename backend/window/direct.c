@@ -1,6 +1,6 @@
 /* Direct writes into the memory of a rank of this host. A writer sets `copying`, then reads `revoked`. The owner sets
-   `revoked`, then reads `copying`. Both are sequentially consistent, so either the writer does not write, or the owner
-   waits for it. A large copy takes several turns and is checked in each. */
+   `revoked`, then reads `copying`. These accesses are sequentially consistent, so either the writer does not write, or
+   the owner waits for it. A large copy takes several turns and is checked in each. */
 #include "backend/base/memory.h"
 #include "backend/window/window.h"
 #include <string.h>

@@ -37,7 +37,7 @@ void window_open_inbound(struct tutti_window *w, struct router *router)
         }
     window_receive_revocations(w, router);
 }
-/* Returns MISMATCH if the header from rank `from` is no signal, and no put inside the window. */
+/* Returns MISMATCH unless the header from rank `from` is a signal, or a put inside the window. */
 static tutti_status window_check_header(const struct tutti_window *w, int from, const struct window_header *h)
 {
     if (h->kind == HEADER_SIGNAL && !h->offset && !h->bytes) return TUTTI_OK;

@@ -1,7 +1,8 @@
 /* Revocations: a rank that frees its window alone reports this to the others, so that they do not wait for it. Ranks of
-   this host that write each other directly read a word. All others get a message with a receive of its own, because the
-   bytes of a put that was cancelled may hold up the headers. A rank that has freed its window still receives the
-   revocations of the others, because a message without a receive would use credit of its sender for good. */
+   this host that write each other directly read window_row.freed. All others get a message with a receive of its own,
+   because the bytes of a put that was cancelled may hold up the headers. A rank that has freed its window still
+   receives the revocations of the others, because a message without a receive would use credit of its sender for
+   good. */
 #include "backend/window/window.h"
 
 /* Posts a transfer of a revocation of the window from or to rank `peer`. */

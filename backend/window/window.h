@@ -81,7 +81,7 @@ struct window_peer {
     /* The number of headers sent to the peer, of puts among them, and of the peer's signals that were taken. */
     uint64_t sent;
     uint32_t puts, awaited;
-    /* NULL: each writes the other directly, and reads `freed` in its row. */
+    /* NULL: both ranks write each other directly, and each reads `freed` in the other's row. */
     struct window_revocations *revocations;
 };
 struct tutti_window {
