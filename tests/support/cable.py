@@ -1,8 +1,11 @@
-"""A cable with delay and loss, for kernels without netem: frames that come out of one interface go into the other.
+"""A cable with delay and loss, for kernels without netem: a process that sends the frames of one interface through
+another.
 
-    python cable.py join A B 2ms 1% PARENT      delays frames from A, and loses some; ends with that parent
-    python cable.py join A B 0ms 700-799 PARENT drops new connections to these ports, both ways, and nothing else
-    python cable.py plain A                     A sends whole frames with checksums from now on, and no large ones
+    python cable.py join A B 2ms 1% PARENT      delays the frames from A to B by 2 ms, and drops 1 % of them
+    python cable.py join A B 0ms 700-799 PARENT drops only new TCP connections to these ports, in both directions
+    python cable.py plain A                     turns off A's offloads, so that it sends whole frames with checksums
+
+`join` ends when the process with the number PARENT has ended.
 """
 import collections
 import fcntl
@@ -14,7 +17,8 @@ import struct
 import sys
 import time
 
-SIOCETHTOOL, PLAIN = 0x8946, (0x17, 0x19, 0x1f, 0x24)   # checksums, scatter and gather, TSO, GSO: off
+# Commands of ethtool that turn off checksum offload, scatter-gather, TSO and GSO.
+SIOCETHTOOL, PLAIN = 0x8946, (0x17, 0x19, 0x1f, 0x24)
 ETH_P_ALL, SOL_PACKET, PACKET_IGNORE_OUTGOING = 3, 263, 23
 UNITS = {"us": 1e-6, "ms": 1e-3, "s": 1}
 AT_ONCE = 64
@@ -28,7 +32,7 @@ def make_plain(interface):
             request = struct.pack("16sP8x", interface.encode(), ctypes.addressof(value))
             try:
                 fcntl.ioctl(any_socket, SIOCETHTOOL, request)
-            except OSError:                             # an older or a newer kernel has not all of these
+            except OSError:                             # not every kernel has all of these commands
                 pass
 
 
@@ -58,12 +62,12 @@ def frames(end):
 def send(end, frame):
     try:
         end.send(frame)
-    except OSError:                                     # its other end is down or full: as on any cable
+    except OSError:                                     # the interface is down or full: the frame is lost
         pass
 
 
 def connects_to(frame):
-    """The port, of a frame with TCP's SYN and no ACK; or None."""
+    """Returns the port to which a frame opens a TCP connection (SYN without ACK), or None."""
     four, six = frame[12:14] == b"\x08\x00", frame[12:14] == b"\x86\xdd"
     if not (four and frame[23:24] == b"\x06") and not (six and frame[20:21] == b"\x06"):
         return None
@@ -72,6 +76,8 @@ def connects_to(frame):
 
 
 def join(one, other, delay, loss, ports, parent):
+    """Passes frames between two interfaces until the parent ends. Those from `one` are delayed by `delay` seconds, and
+    dropped with the probability `loss`. Drops new TCP connections to `ports` in both directions."""
     ends = one, other = opened(one), opened(other)
     chance, waiting = random.Random(77), collections.deque()
     print("ready", flush=True)

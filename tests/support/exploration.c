@@ -1,4 +1,4 @@
-/* main of the programs that try all orders of events, or all states. */
+/* The main function of the programs that try all orders of events, or all states (exploration.h). */
 #include "tests/support/exploration.h"
 #include <string.h>
 

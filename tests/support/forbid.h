@@ -1,4 +1,4 @@
-/* For tests: a process to which system calls are refused, as a container's seccomp filter does, or an older kernel. */
+/* Makes system calls of the test's process fail, as the seccomp filter of a container or an older kernel does. */
 #pragma once
 #include <errno.h>
 #include <linux/filter.h>
@@ -10,7 +10,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-/* These two calls (or one, twice) of this process end with the error from now on; false: that cannot be done here. */
+/* Makes two system calls (or one, given twice) of this process fail with the errno `error` from now on. Returns false
+   if the kernel does not allow a filter. */
 static inline bool forbid_calls(long first, long second, unsigned error)
 {
     struct sock_filter rules[] = {
@@ -23,10 +24,9 @@ static inline bool forbid_calls(long first, long second, unsigned error)
     struct sock_fprog program = { sizeof rules / sizeof *rules, rules };
     return prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 && prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) == 0;
 }
-static inline bool forbid_reading(void)                 /* the memory of other processes */
-{
-    return forbid_calls(SYS_process_vm_readv, SYS_process_vm_readv, EPERM);
-}
+/* Forbids this process to read the memory of other processes. Returns false as forbid_calls. */
+static inline bool forbid_reading(void) { return forbid_calls(SYS_process_vm_readv, SYS_process_vm_readv, EPERM); }
+/* Returns true if forbid_reading works here. A child process tries it. */
 static inline bool can_forbid_reading(void)
 {
     int how;

@@ -1,10 +1,10 @@
 """A machine with RDMA devices where there is none: a guest of QEMU with Debian's kernel, whose driver rdma_rxe
 (soft-RoCE) makes an RDMA device of a network interface. The guest sees the files of this machine, read-only, and so
-runs the very programs that were built here; only /tmp, /run and /dev/shm are its own. Its devices are joined by cables
-that can be pulled, see tests/verbs/guest/devices.sh. Without KVM it is emulated: correct, but some thirty times slower.
+runs the programs that were built here; only /tmp, /run and /dev/shm are its own. Virtual cables join its devices, and
+tests can cut them (tests/verbs/guest/devices.sh). Without KVM the guest is emulated, some thirty times slower.
 
 The kernel and an archive with its modules are prepared once, below build/verbs. script/test-verbs is the command for
-this module. A guest ends with the process that booted it, however that ends.
+this module. A guest ends when the process that booted it ends, even if that is killed.
 """
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "build/verbs"
 KERNEL, MODULES = FOLDER / "vmlinuz", FOLDER / "modules.cpio"
 INSIDE = ROOT / "tests/verbs/guest"
-# what must be there, and the Debian package that has it
+# The programs that must be installed, and the Debian package of each.
 TOOLS = {"qemu-system-x86_64": "qemu-system-x86", "busybox": "busybox-static", "ip": "iproute2", "rdma": "iproute2",
          "setpriv": "util-linux", "ibv_rc_pingpong": "ibverbs-utils", "ib_send_lat": "perftest"}
 PROVIDERS = ["/etc/libibverbs.d/rxe.driver", "ibverbs-providers"]
@@ -34,13 +34,14 @@ KERNEL_PACKAGE = "linux-image-amd64"
 # In this order: without crc32_generic before it, soft-RoCE says "No such file or directory" of an interface.
 NEEDED = ["virtio_pci", "9pnet_virtio", "9p", "veth", "bridge", "sch_netem", "sch_tbf", "crc32_generic", "rdma_rxe",
           "rdma_ucm"]
-# variables of this process that the guest's command shall have as well
+# The environment variables of this process that the guest's command gets.
 PASSED = r"(TUTTI|UCX|OMP|TORCH|PYTHON|PYTEST|CTEST|ASAN|TSAN|UBSAN|LD)_\w+|PATH|LANG|LC_ALL|HOME|TERM"
-BEGIN_S = 5             # how much longer than asked for a guest may live, because it has to boot
+# A guest may live this many seconds longer than its command may run, because it has to boot.
+BEGIN_S = 5
 
 
 class CannotBoot(Exception):
-    """This machine cannot have a guest, or it broke; the text says why and what to do."""
+    """A guest cannot boot here, or it ended before its command. The text gives the reason and the remedy."""
 
 
 class TooLate(Exception):
@@ -52,14 +53,14 @@ def packages_missing() -> list[str]:
     if not Path(PROVIDERS[0]).exists():
         missing.add(PROVIDERS[1])
     if (busybox := shutil.which("busybox")) and b"/ld-linux" in Path(busybox).read_bytes():
-        missing.add("busybox-static")                   # there is one, which needs libraries
+        missing.add("busybox-static")                   # the installed busybox needs shared libraries
     return sorted(missing)
 
 
 def why_not() -> str:
-    """Why there can be no guest yet; empty when there can."""
+    """Returns why a guest cannot boot yet; "" if it can."""
     if platform.machine() != "x86_64":
-        return f"this is written for x86_64, and here is {platform.machine()}"
+        return f"a guest needs a machine of x86_64, and this one is {platform.machine()}"
     missing = packages_missing() + ([] if KERNEL.exists() and MODULES.exists() else [KERNEL_PACKAGE + " (unpacked)"])
     return f"missing: {', '.join(missing)}; `script/test-verbs --setup` gets them" if missing else ""
 
@@ -87,7 +88,8 @@ def plain(module: Path) -> bytes:
 
 
 def modules_of(folder: Path) -> list[Path]:
-    """The files of the modules that a guest needs, each after those it needs itself. folder: lib/modules/VERSION."""
+    """Returns the files of the modules that a guest loads, each after the modules that it depends on. `folder` is
+    lib/modules/VERSION."""
     name_of = lambda path: Path(path).name.partition(".")[0].replace("-", "_")  # noqa: E731
     needs = {}
     for line in (folder / "modules.dep").read_text().splitlines():
@@ -100,7 +102,7 @@ def modules_of(folder: Path) -> list[Path]:
 
 
 def prepare_kernel(package: Path) -> None:
-    """Takes the kernel and what it needs from that file of Debian's."""
+    """Unpacks Debian's package of a kernel, and stores the kernel (KERNEL) and an archive of its modules (MODULES)."""
     with tempfile.TemporaryDirectory(dir=FOLDER) as name:
         folder = Path(name)
         subprocess.run(["dpkg-deb", "-x", package, folder], check=True)
@@ -133,21 +135,22 @@ def job(command: list[str]) -> str:
 
 # ---- the guest ----
 def has_kvm() -> bool:
-    """/dev/kvm alone is not enough: some virtual machines let one open it, and yet a guest's kernel never starts."""
+    """Returns whether guests can use KVM. To open /dev/kvm is not enough: in some virtual machines that works, but a
+    guest's kernel never starts."""
     flags = set(Path("/proc/cpuinfo").read_text().split())
     return os.access("/dev/kvm", os.R_OK | os.W_OK) and bool(flags & {"vmx", "svm"})
 
 
 def sweep() -> None:
-    """Takes away the folders of guests whose process was killed."""
+    """Removes the folders of guests whose process was killed."""
     for folder in FOLDER.glob("guest-*-*"):
         if not Path("/proc", folder.name.split("-")[1]).exists():
             shutil.rmtree(folder, ignore_errors=True)
 
 
 class Guest:
-    """A guest that runs one command and ends. `result` waits for it, and prints the output of the command meanwhile.
-    Use it as a context."""
+    """A guest that runs one command and ends, as a context manager. The output of the command goes to standard output.
+    `result` waits for the guest."""
 
     def __init__(self, command: list[str], devices: int = 2, seconds: int = 300, processors: int = 2,
                  memory_mib: int = 4096, per_host: int = 1):
@@ -172,8 +175,9 @@ class Guest:
         (self.folder / "initial.cpio").write_bytes(MODULES.read_bytes() + mine)
 
     def line(self, processors: int, memory_mib: int) -> list[str]:
-        """no_timer_check: on a busy machine an emulated timer comes late, and the kernel gives it up. tsc: it does not
-        trust an emulated processor's counter, and each look at another clock is a system call to an emulated device."""
+        """Returns QEMU's command line. no_timer_check: otherwise the kernel gives up an emulated timer that fires late
+        on a busy machine. tsc=reliable: otherwise it does not trust an emulated processor's counter, and reads an
+        emulated device instead each time it needs the time."""
         accelerated = ["-accel", "kvm", "-cpu", "host"]
         emulated = ["-accel", "tcg,thread=multi,tb-size=1024", "-cpu", "max,la57=off"]
         files = "local,path=/,mount_tag=machine,security_model=none,readonly=on,multidevs=remap"
@@ -185,17 +189,18 @@ class Guest:
                 "-append", options, "-virtfs", files, "-serial", f"file:{self.console}", "-serial", "stdio"]
 
     def told(self, what: str) -> list[str]:
-        """Returns the texts behind this word in the lines that the guest's first process wrote to the console."""
+        """Returns the texts after `what` in the lines "guest: <what>…" that the guest's first process has written to
+        the console."""
         text = self.console.read_text(errors="replace") if self.console.exists() else ""
         return re.findall(rf"^guest: {what}(.*?)\r*$", text, re.MULTILINE)
 
     def result(self) -> int:
-        """The command's exit status."""
+        """Waits for the end of the guest, and returns the exit status of its command."""
         left = self.begin + self.seconds - time.monotonic()
         try:
             self.process.wait(max(left, 0))
         except subprocess.TimeoutExpired as late:
-            raise TooLate(f"it was not over after {self.seconds} s (--seconds), {self.times()}"
+            raise TooLate(f"the guest did not end within {self.seconds} s (--seconds), {self.times()}"
                           f"{self.last_lines()}") from late
         if ended := self.told("status "):
             return int(ended[-1].partition(",")[0])
@@ -206,7 +211,7 @@ class Guest:
         return "; the last lines of its console:\n" + "\n".join(text.splitlines()[-30:]) if text else ""
 
     def times(self) -> str:
-        """How long what took, in seconds."""
+        """Describes how many seconds the boot, the command and all of it took."""
         ready, ended = [[float(text.rpartition(",")[2].split()[0]) for text in self.told(what)]
                         for what in ("ready", "status ")]
         boot = f"ready after {ready[0]:.1f} s, " if ready else "never ready, "

@@ -1,9 +1,9 @@
-"""Hosts that are not there: network namespaces of this machine, joined by a switch in one more, each with its own name,
-processes, /proc, /sys, /dev/shm and interface eth0 (10.77.0.1 and fd77::1 for h0, and so on). To sockets, and to
-tutti, they are several machines. Nothing of this machine's own network is touched, and several sets live side by side.
+"""Hosts for tests: namespaces of this machine, joined by a switch in a network namespace of its own. Each host has its
+own name, processes, /proc, /sys, /dev/shm and interface eth0 (10.77.0.1 and fd77::1 for h0, and so on). To sockets,
+and to tutti, they are several machines. This machine's own network does not change, and several sets can exist at once.
 
-A host is a process with namespaces around it, which ends when its pipe to this process closes, and with it end all
-processes of the host: however this process ends, nothing is left.
+A host is a process in namespaces of its own, its keeper. The keeper ends when its pipe to this process closes, and all
+processes of the host end with it. So nothing is left when this process ends, even if it is killed.
 
 Needs root, or a kernel that lets users have namespaces of their own; `ip` of iproute2, `nsenter` and `unshare` of
 util-linux. script/hosts is this as a command.
@@ -23,8 +23,8 @@ from pathlib import Path
 NETWORK, NETWORK6 = "10.77.0", "fd77:"
 NOBODY = "02:77:00:00:ff:ff"                            # a hardware address that no interface has
 CABLE = Path(__file__).with_name("cable.py")
-# what the first process of a host does; it has the pipe as standard input. It becomes Python, because the `read` of a
-# shell returns when an orphan ends; SIGCHLD is ignored so that orphans leave no zombies.
+# KEEPER is the script of a host's first process, whose standard input is the pipe. It becomes Python, which runs KEEP:
+# the `read` of a shell would return when an orphan ends. SIGCHLD is ignored so that orphans leave no zombies.
 KEEP = """
 import signal, sys
 signal.signal(signal.SIGCHLD, signal.SIG_IGN)
@@ -52,7 +52,8 @@ exec "$3" -ISc "$4"
 
 
 class CannotPretend(Exception):
-    """This machine, or this user, cannot have namespaces; the text says why and what to do."""
+    """This machine or this user cannot have namespaces, or a command on a host failed. The text gives the reason, and
+    for namespaces the remedy."""
 
 
 def measured_or_exit(measure, *arguments):
@@ -91,10 +92,11 @@ def said(*command: str) -> str:
 
 
 class Started(subprocess.Popen):
-    """A process on a host. Signals go to itself, and not to the nsenter in between, which ends as it does."""
+    """A process on a host. Signals go to the process itself, and not to the nsenter that started it, which ends with
+    the same status."""
 
     def inside(self) -> int | None:
-        """Its number as this process sees it; None: it has ended."""
+        """Returns the id of the process outside of the host's namespaces; None: it has ended."""
         deadline = time.monotonic() + 5
         while self.poll() is None and time.monotonic() < deadline:
             if found := children_of(self.pid):
@@ -128,7 +130,7 @@ class Keeper:
             raise CannotPretend(f"this machine does not let us make namespaces: {why}. Run it as root, or in a "
                                 "container with --privileged")
         inside = self.process.pid
-        while further := children_of(inside):           # past what enters and makes namespaces
+        while further := children_of(inside):           # skips nsenter and unshare
             inside = further[0]
         self.inside = inside
 
@@ -144,10 +146,10 @@ class Keeper:
 
 
 class Hosts:
-    """`count` hosts, h0, h1, …; use it as a context. rate as in 1gbit, delay as in 1ms, loss as in 1%: of what each of
-    them sends. ipv6: they have no other addresses. congestion: how their TCP limits itself, whatever this machine's
-    does. "": cubic, Linux's own choice, or reno where cubic is not for namespaces; bbr takes twice as long between such
-    hosts (docs/decisions/ucx.md)."""
+    """`count` hosts, h0, h1, …, as a context manager. `rate` (as in 1gbit) limits what each host sends; `delay` (as in
+    1ms) delays it, and `loss` (as in 1%) drops a part of it. ipv6: the hosts have only IPv6 addresses. congestion: the
+    congestion control of their TCP, whatever this machine uses. "": cubic, Linux's default, or reno if namespaces may
+    not use cubic. With bbr a transfer between such hosts takes twice as long (docs/decisions/ucx.md)."""
 
     def __init__(self, count: int, rate: str = "", delay: str = "", loss: str = "", ipv6: bool = False,
                  congestion: str = ""):
@@ -196,7 +198,7 @@ class Hosts:
                              for six in self.families()), "ip link set eth0 up")
 
     def limit(self, host: int, congestion: str) -> None:
-        """How its TCP limits itself."""
+        """Sets the congestion control of a host's TCP."""
         enter = self.entering(self.keepers[host].inside, "-n", "-m", "-p")
         for name in [congestion] if congestion else ["cubic", "reno"]:
             with contextlib.suppress(CannotPretend):
@@ -220,13 +222,13 @@ class Hosts:
         return "".join(said(*enter, *command.split()) for command in commands)
 
     def start(self, host: int, command: list[str], cwd: str | None = None, **options) -> Started:
-        """Popen of a process on that host."""
+        """Starts a process on a host. `options` are those of Popen."""
         enter = self.entering(self.keepers[host].inside, "-n", "-u", "-i", "-m", "-p")
         here = ["sh", "-c", 'cd "$0" && exec "$@"', cwd or os.getcwd()]
         return Started([*enter, *here, *map(str, command)], **options)
 
     def processes(self, host: int) -> list[int]:
-        """All of that host, but for the one that holds it."""
+        """Returns the ids of a host's processes, except its keeper."""
         def space(process):
             try:
                 return os.readlink(f"/proc/{process}/ns/pid")
@@ -236,9 +238,9 @@ class Hosts:
         numbers = (int(name) for name in os.listdir("/proc") if name.isdigit())
         return [number for number in numbers if number != inside and space(number) == space(inside)]
 
-    # ---- what may happen to a network ----
+    # ---- events of a network ----
     def link(self, host: int, up: bool) -> None:
-        """Plugs its cable in, or pulls it."""
+        """Connects the host's interface to the switch, or disconnects it."""
         self.on_switch(f"ip link set p{host} {'up' if up else 'down'}")
 
     def swallow(self, one: int, other: int, swallowed: bool = True) -> None:
@@ -250,12 +252,12 @@ class Hosts:
                 try:
                     self.on_host(here, f"ip neigh replace {where} lladdr {NOBODY} nud permanent" if swallowed
                                  else f"ip neigh del {where}")
-                except CannotPretend:                   # there is none to take away
+                except CannotPretend:                   # no entry to delete
                     if swallowed:
                         raise
 
     def partition(self, some: set[int], parted: bool = True) -> None:
-        """These hosts on one side, all others on the other; or together again."""
+        """Drops all packets between the hosts of `some` and all other hosts. parted: False ends that."""
         for one in some:
             for other in set(range(self.count)) - some:
                 self.swallow(one, other, parted)
@@ -282,6 +284,7 @@ class Hosts:
         self.lay_cable(host, "", f"{first}-{last}")
 
     def plain(self, host: int) -> None:
+        """Ends what shape and close_ports have set for a host."""
         if host in self.cables:
             cable = self.cables.pop(host)
             cable.terminate()
@@ -291,7 +294,8 @@ class Hosts:
             self.on_host(host, "tc qdisc del dev eth0 root")
 
     def lay_cable(self, host: int, delay: str, loss: str) -> None:
-        """Frames of this host go through a process, which delays and loses them (cable.py)."""
+        """Leads the frames of a host through a process that delays and drops them (cable.py). `loss` is a part of them,
+        as in 1%, or a range of ports to close, as in 700-799."""
         self.on_host(host, f"{sys.executable} {CABLE} plain eth0")
         self.on_switch(f"ip link add name c{host} type veth peer name b{host}", f"ip link set p{host} nomaster",
                        f"ip link set b{host} master br0 up", f"ip link set c{host} up",
@@ -314,7 +318,7 @@ class Hosts:
         return self.counters(host)[1]
 
     def counters(self, host: int) -> tuple[int, int]:
-        """Bytes that its interface has received, and sent."""
+        """Returns the bytes that the host's interface has received, and those that it has sent."""
         for line in Path(f"/proc/{self.keepers[host].inside}/net/dev").read_text().splitlines():
             name, _, figures = line.partition(":")
             if name.strip() == "eth0":
@@ -337,7 +341,7 @@ class Hosts:
 
 
 def why_not() -> str:
-    """Why this machine cannot have such hosts; empty when it can."""
+    """Returns why this machine cannot have such hosts; "" if it can."""
     try:
         with Hosts(1):
             return ""

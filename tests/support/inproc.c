@@ -3,8 +3,9 @@
    So a send that is being read cannot be cancelled at once.
 
    A transfer and a matching are changed only by their own rank. As an exception, the reader of a send moves the cursor
-   of that send under the lock. A send that is not over is in `open` of its rank. A receive that has met an announced
-   message is in `reads` of its rank. */
+   of that send under the lock. A send that is not over is in `open` of its rank; once it is being cancelled, its
+   peer_parts is when its reader must have released it (clock_ms). A receive that has met an announced message is in
+   `reads` of its rank; its peer_parts is when it reads its next part (clock of the world). */
 #include "backend/base/clock.h"
 #include "backend/base/memory.h"
 #include "backend/transports/pieces.h"

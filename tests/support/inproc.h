@@ -1,11 +1,12 @@
-/* The transport for tests. Its ranks are threads of one process, or one thread plays them all. It delays and reorders
-   messages at random and otherwise behaves like a network. */
+/* A transport for tests. Its ranks are threads of one process, or one thread acts as all of them. It delays and
+   reorders messages at random and otherwise behaves like a network. */
 #pragma once
 #include "backend/transports/router.h"
 
 struct inproc_options {
     unsigned seed;
-    /* The upper limit of the delay of each message, answer and part that is read, in polls of any rank. */
+    /* The upper limit of the delay of each message, each answer and each part that is read, in polls: every rank's
+       polls count. */
     int delay;
     /* true: `delay` counts microseconds, and a thread rings the bell of a rank when its message is due. */
     bool in_time;
@@ -22,7 +23,7 @@ struct inproc_world;
 struct inproc_world *inproc_world_create(int size, const struct inproc_options *options);
 /* The caller destroys all routers of the world first. `world` may be NULL. */
 void inproc_world_destroy(struct inproc_world *world);
-/* Leads the router of this rank to all ranks that have no transport yet. */
+/* Makes the world the transport of this router to all ranks that have no transport yet. */
 void inproc_world_connect(struct inproc_world *world, struct router *router);
 /* Connects the router in the world of its communicator. The first rank creates the world, the last one to be destroyed
    frees it. */

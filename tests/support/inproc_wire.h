@@ -18,6 +18,8 @@ struct inproc_message {
     struct inproc_message *next;
     enum inproc_kind kind;
     struct message_name name;
+    /* `bytes` is the length of the whole message, `id` the sender's key of the send, and `due` the time of arrival by
+       the clock of the world. */
     uint64_t bytes, id, due;
     int source;
     /* OVER: the sizes of the two ends agree. */
@@ -35,7 +37,7 @@ struct inproc_port {
     bool armed;
     /* The state with each other rank. */
     struct bond {
-        /* The number of small messages to that rank that hold budget. */
+        /* The number of small messages to that rank that use budget. */
         int buffered;
         bool lost;
     } *bonds;
@@ -44,6 +46,8 @@ struct inproc_world {
     pthread_mutex_t lock;
     struct inproc_options options;
     int size;
+    /* `clock` counts the polls of all ranks, or microseconds (in_time). `random` is the state of the random numbers,
+       and `sent` the number of sends so far, from which the sends get their keys. */
     uint64_t clock, random, sent;
     struct inproc_port *ports;
     /* Links the worlds that inproc_world_join created. */
@@ -63,7 +67,7 @@ struct inproc_world {
 };
 
 /* ---- under the lock of the world ---- */
-/* Takes the lock, which inproc_port_unlock releases. */
+/* Takes the lock of the transport's world, and returns its port. inproc_port_unlock releases the lock. */
 struct inproc_port *inproc_port_lock(struct transport *transport);
 void inproc_port_unlock(struct inproc_port *port);
 uint64_t inproc_world_random(struct inproc_world *world);
@@ -71,8 +75,9 @@ uint64_t inproc_world_random(struct inproc_world *world);
 uint64_t inproc_world_due_time(struct inproc_world *world);
 /* Wakes the wire thread, or the rank itself, for a message that is on its way to the port. */
 void inproc_port_notify(struct inproc_port *port);
-/* Returns whether a poll has something to do: now, or, if the clock counts polls, after some more polls. */
+/* Returns true if a poll has something to do: now, or, if the clock counts polls, after some more polls. */
 bool inproc_port_has_work(const struct inproc_port *port);
+/* Makes the next message for the port ring the bell of its rank. Returns false, and does not, if the port has work. */
 bool inproc_port_arm(struct inproc_port *port);
 
 /* ---- without the lock ---- */

@@ -1,8 +1,9 @@
-/* splitmix64 (Steele, Lea and Flood, 2014): the random numbers of tests, the same everywhere for a seed. */
+/* splitmix64 (Steele, Lea and Flood, 2014): random numbers for tests, which depend only on the seed. */
 #pragma once
 #include <stdint.h>
 
-static inline uint64_t random_mixed(uint64_t z)         /* its output function */
+/* The output function of splitmix64: returns the random number for a state. */
+static inline uint64_t random_mixed(uint64_t z)
 {
     z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
     z = (z ^ z >> 27) * 0x94d049bb133111ebu;

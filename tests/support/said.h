@@ -1,4 +1,4 @@
-/* What a call says on standard error. One at a time. */
+/* Captures what a function writes to standard error. */
 #pragma once
 #include <stddef.h>
 #include <stdint.h>
@@ -6,11 +6,12 @@
 #include <unistd.h>
 
 static char said_text[4096];
+/* Calls the function, and returns what it wrote to standard error, valid until the next call. One thread at a time. */
 static inline const char *said_by(void (*call)(void))
 {
     FILE *file = tmpfile();
     int before = dup(STDERR_FILENO);
-    if (!file || before < 0) return "no file to listen with";
+    if (!file || before < 0) return "standard error could not be captured";
     fflush(stderr);
     dup2(fileno(file), STDERR_FILENO);
     call();

@@ -14,7 +14,7 @@
 #include <unistd.h>
 #include <cmocka.h>
 
-/* Runs the tests of a file. Returns the exit code of the process: 0, or 77 when it has skipped them. */
+/* Runs the tests of a file. Returns the exit code of the process: 0 if all succeeded, 77 if the file was skipped. */
 typedef int unit_function(void);
 struct unit_file { const char *name; unit_function *run; };
 /* The files of this program, in a table that CMake writes; the last has no name. */

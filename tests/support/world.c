@@ -1,4 +1,4 @@
-/* A store in memory, and ranks as threads or processes. */
+/* Has a store in memory, and runs ranks as threads or processes. */
 #include "tests/support/world.h"
 #include "backend/base/clock.h"
 #include "backend/base/settings.h"
@@ -17,11 +17,14 @@ void world_fail(const char *text, const char *file, int line)
 }
 
 /* ---- store ---- */
+/* A formed group leaves at most MOST_LEFT_BYTES in its store. On a busy machine a process takes up to BUSY times as
+   long as on an idle one. */
 enum { MOST_LEFT_BYTES = 512, BUSY = 10 };
 struct entry { char key[64]; size_t bytes; void *value; struct entry *next; };
 struct memory_store { pthread_mutex_t lock; pthread_cond_t changed; struct entry *first; };
 
-static struct entry *store_take(struct memory_store *s, const char *key)       /* lock held; NULL: it is not there */
+/* Removes the entry of a key from the store and returns it, or NULL if there is no such entry. Called with the lock. */
+static struct entry *store_take(struct memory_store *s, const char *key)
 {
     struct entry **at = &s->first, *found;
     while (*at && strcmp((*at)->key, key) != 0) at = &(*at)->next;
@@ -82,7 +85,8 @@ static tutti_status store_get(void *context, const char *key, void *value, size_
     pthread_mutex_unlock(&s->lock);
     return !e ? TUTTI_TIMEOUT : e->bytes <= capacity ? TUTTI_OK : TUTTI_NO_MEMORY;
 }
-/* What a group has left there that has formed: two keys, of which one is a record, and no table. */
+/* Returns true if the store has no more than a formed group leaves: two keys, one of them with a record, and no table
+   of members. */
 static bool store_is_short(const struct memory_store *s)
 {
     size_t keys = 0, bytes = 0;
@@ -108,7 +112,9 @@ void world_store_destroy(tutti_store store)
 /* ---- between the hosts of threads ---- */
 static struct inproc_options delays = { .in_time = true, .seed = 1, .delay = 100, .budget = 8 };
 static tutti_status join_inproc(struct router *router) { return inproc_world_join(&delays, router); }
-static void forget_network(void) { messages_override_network(NULL); }       /* in a child: it has none of the threads */
+/* Restores the default network in the child of a fork, where the other ranks' threads do not run. */
+static void forget_network(void) { messages_override_network(NULL); }
+/* Makes inproc the network between hosts of threads if WORLD_NETWORK requests it. */
 static void choose_network(void)
 {
     const char *network = getenv("WORLD_NETWORK"), *seed = getenv("WORLD_SEED"), *delay = getenv("WORLD_DELAY_US");
@@ -124,9 +130,11 @@ static pthread_once_t network_once = PTHREAD_ONCE_INIT;
 __attribute__((constructor)) static void filter_tests(void)
 {
     if (getenv("WORLD_TESTS")) cmocka_set_test_filter(getenv("WORLD_TESTS"));
-    if (getenv("WORLD_NETWORK")) cmocka_set_skip_filter("*killed*");   /* threads cannot be */
+    /* A thread cannot be killed alone. */
+    if (getenv("WORLD_NETWORK")) cmocka_set_skip_filter("*killed*");
 }
-static bool pretend_by_environment(int size)            /* whatever the test thinks */
+/* Simulates the hosts of WORLD_HOSTS if the test simulates none. Returns true if it does. */
+static bool pretend_by_environment(int size)
 {
     const char *hosts = getenv("WORLD_HOSTS");
     char number[12];
@@ -202,7 +210,8 @@ int world_processes(int size, int seconds, rank_function *body, void *context)
 {
     tutti_unique_id id;
     int bad = 0;
-    if (getenv("WORLD_NETWORK")) return 0;              /* a run of threads; the one without has these */
+    /* A run with WORLD_NETWORK covers threads only; the run without it covers processes. */
+    if (getenv("WORLD_NETWORK")) return 0;
     if (tutti_get_unique_id(&id) != TUTTI_OK) return size;
     fflush(NULL);
     for (int r = 0; r < size; r++) {
