@@ -22,7 +22,7 @@ void barrier_dissemination(struct schedule *schedule)
 }
 
 /* ---- on one host ---- */
-/* Read: each rank reads all ranks. 1 round. */
+/* Read: each rank reads the INPUT of all ranks. 1 round. */
 void barrier_read(struct schedule *schedule)
 {
     step_sum_all_inputs(schedule, span_of_buffer(schedule, schedule->rank, OUTPUT), 0);

@@ -24,8 +24,8 @@ void slices_read_from_peers(struct schedule *schedule, const struct slices *all)
    their order. */
 void step_sum_host_inputs(struct schedule *schedule, struct span into, int first);
 
-/* Returns the rank on `host` that acts for a rank of another host. They take turns, so that a host's work is spread
-   evenly. */
+/* Returns the rank on `host` that acts for a rank of another host. The ranks of `host` take turns, so that its work is
+   spread evenly. */
 int layout_carrier_of_rank(const struct layout *layout, int host, int rank);
 /* Returns the team of one rank of each host, with the root as the leader of its host. Its message is the whole one. */
 struct team team_of_leaders(const struct schedule *schedule);

@@ -1,9 +1,9 @@
 /* Barrier over several hosts. A contribution may be counted more than once (barrier.c). */
 #include "backend/collectives/hierarchy.h"
 
-/* The leader of each host reads its peers, the leaders signal each other by dissemination, and then their peers read
-   them. A leader without peers reads nothing, and signals from its INPUT. ⌈log2 H⌉ rounds between hosts, 2 on the
-   host. */
+/* The leader of each host reads the INPUT of its peers, the leaders signal each other by dissemination, and then the
+   peers read the OUTPUT of their leader. A leader without peers reads nothing, and signals from its INPUT. ⌈log2 H⌉
+   rounds between hosts, 2 on the host. */
 void barrier_hierarchy(struct schedule *schedule)
 {
     struct team leaders = team_of_leaders(schedule);

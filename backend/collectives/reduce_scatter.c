@@ -21,9 +21,9 @@ void reduce_scatter_ring(struct schedule *schedule)
         span_of_chunk(schedule->rank, INPUT, schedule->rank), received);
 }
 
-/* Recursive halving: each rank sends the rank 2^k away the blocks on its side, from far to near. log2 p rounds and (p -
-   1)/p n for powers of two; else ⌊log2 p⌋ + 2 rounds and up to n, because the ranks beyond the power of two are folded
-   in. (Thakur, Rabenseifner, Gropp 2005) */
+/* Recursive halving: each rank sends to the rank 2^k away its sums of the blocks on that rank's side, from far to near.
+   log2 p rounds and (p - 1)/p n for powers of two; else ⌊log2 p⌋ + 2 rounds and up to n, because the ranks beyond the
+   power of two are folded in. (Thakur, Rabenseifner, Gropp 2005) */
 void reduce_scatter_halving(struct schedule *schedule)
 {
     struct fold fold = fold_for_rank(schedule->size, schedule->rank);

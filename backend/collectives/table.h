@@ -1,6 +1,6 @@
 /* The only list of algorithms. A row makes a function an algorithm: it declares the function and adds it to the table,
- * and so to the proofs, the counts, the printer and the settings. Rows of one collective stand together. Columns:
- * collective, name, function, flags.
+ * and so to the proofs, the tests of costs, the printer and the settings. Rows of one collective stand together.
+ * Columns: collective, name, function, flags.
  *
  * MESSAGES: ranks only send and receive, on any host. HOST_MEMORY: ranks touch peers' memory; all are on one host.
  * HIERARCHICAL: ranks touch peers' memory on their host, and send between hosts. For STAGE_IN_PLACE, EQUAL_CHUNKS and

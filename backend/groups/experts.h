@@ -1,10 +1,10 @@
-/* Mixtures of experts: where the rows of tokens go, and their scatter, gather and dot products; tutti.h documents the
-   calls. The caller has checked that pointers to data are not NULL. */
+/* Mixtures of experts: where the rows of tokens go, and their scatter, gather and dot products; tutti_groups.h
+   documents the calls. The caller has checked that pointers to data are not NULL. */
 #pragma once
 #include "include/tutti_groups.h"
 
-/* Numbers the rows of each expert: place[tokens][choices] gets the number, or -1 without a row; counts[experts] the
-   rows. */
+/* Numbers this rank's rows of each expert from 0: place[tokens][choices] gets the number of the row, or -1 if the
+   choice has none; counts[experts] gets how many rows each expert has. */
 tutti_status experts_place(const int64_t *expert, size_t tokens, int choices, int experts, uint64_t capacity,
     int64_t *place, uint64_t *counts);
 /* Sets first[ranks][experts], the first row that each source rank uses for an expert at the expert's owner, and

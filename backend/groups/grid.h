@@ -1,5 +1,5 @@
-/* Grids of ranks with named axes; tutti.h documents the calls. Every grid that is passed in comes from grid_make or
-   grid_make_experts. */
+/* Grids of ranks with named axes; tutti_groups.h documents the calls. Every grid that is passed in comes from grid_make
+   or grid_make_experts. */
 #pragma once
 #include "include/tutti_groups.h"
 
@@ -14,6 +14,7 @@ tutti_status grid_get_indices(const tutti_grid *grid, int rank, int *out);
 tutti_status grid_count_groups(const tutti_grid *grid, const char *names, int *groups, int *size);
 tutti_status grid_list_group(const tutti_grid *grid, const char *names, int group, int *out);
 tutti_status grid_find_group(const tutti_grid *grid, const char *names, int rank, int *group, int *place);
-/* Finds the first group with ranks on several hosts, or -1. host: [ranks]; *most: the most hosts of any group. */
+/* Sets *group to the first group with ranks on several hosts, or to -1. host[ranks] has the host of each rank; *most
+   gets the largest number of hosts of one group. */
 tutti_status grid_find_straddling_group(const tutti_grid *grid, const char *names, const int *host, int *group,
     int *most);

@@ -171,8 +171,8 @@ static void pipeline_make_naive(struct tutti_pipeline *pipeline)
             pipeline_add_action(pipeline, rank, (tutti_action){ TUTTI_BACKWARD, rank, n });
         }
 }
-/* Returns the n-th forward or backward of a rank, from 0. As in Megatron-LM, a chunk takes one microbatch for each
-   rank, then the next chunk does. */
+/* Returns the n-th forward or backward of a rank, from 0. As in Megatron-LM, the rank works on one chunk for as many
+   microbatches as there are ranks, then on the next chunk. */
 static tutti_action interleaved_nth_action(const struct tutti_pipeline *pipeline, int rank, int n, bool is_backward)
 {
     int chunk = n / pipeline->ranks % pipeline->chunks;
@@ -240,7 +240,7 @@ static void dual_add_last_backwards(struct dual *dual, int pairs)
         dual_add_backward(dual, 0, i >= pairs / 2);
     }
 }
-/* Writes the lists of DualPipe-V (its eight phases). `behind`: ranks after this one. */
+/* Writes the lists of DualPipeV (its eight phases). `behind`: ranks after this one. */
 static void pipeline_make_dualpipe_v(struct tutti_pipeline *pipeline)
 {
     for (int rank = 0; rank < pipeline->ranks; rank++) {

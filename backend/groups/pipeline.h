@@ -1,6 +1,6 @@
-/* Pipelines: which rank works on which stage and microbatch, and in which order; tutti.h documents the calls. A
- * pipeline has a list of actions for each rank, which the rank takes in order. An action waits for the actions of
- * other ranks that it needs, so the ranks need only agree on the lists. */
+/* Pipelines: which rank works on which stage and microbatch, and in which order; tutti_groups.h documents the calls. A
+ * pipeline has a list of actions for each rank, which the rank takes in order. An action waits for the actions of other
+ * ranks that it needs, so the ranks need only agree on the lists. */
 #pragma once
 #include "include/tutti_groups.h"
 

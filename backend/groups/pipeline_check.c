@@ -116,7 +116,7 @@ static tutti_status pipeline_run_simulate(struct pipeline_run *run, double *acti
         has_memory = has_memory && run->cell_ends[w];
         for (size_t i = 0; has_memory && i < cells; i++) run->cell_ends[w][i] = -1;
     }
-    if (!has_memory) return status_fail(TUTTI_NO_MEMORY, "pipeline: no memory to play %zu pieces of work", cells);
+    if (!has_memory) return status_fail(TUTTI_NO_MEMORY, "pipeline: no memory to simulate %zu pieces of work", cells);
     while (pipeline_run_advance_ranks(run, action_ends)) continue;
     return pipeline_run_check_finished(run);
 }

@@ -23,7 +23,8 @@
      the rank, too, because cores copy the bytes of sockets and little overlaps.
    - So a message between hosts is cut only into tiles whose messages are long, or into the largest tiles. The bytes of
      the longest message must take four times its fixed cost on the link that all ranks of the host share. Between two
-     hosts of two ranks, 1 MiB took 476 to 709 us in the tiles of least cost (128 and 256 KiB), and 237 to 367 in one.
+     hosts of two ranks, 1 MiB took 476 to 709 us in the tiles of least cost (128 and 256 KiB), and 237 to 367 us
+     in one tile.
 
    Further tiles cost time but displace fewer bytes, so the best tile grows with the square root of the message. */
 #include "backend/model/cost.h"
@@ -44,6 +45,7 @@ enum { THIRDS = 3, OF_SENDER = 2, FILLED = 4 };
    tile's cost is not predicted. If ranks share cores, the lower cost counts: 8 ranks on two cores took 27.6 ms for an
    allgather of 64 MiB instead of 20.3. */
 static const double LARGER_TILE_TOLERANCE = 1.06;
+/* In bytes: the smallest tile, and the longest message that is sent without an announcement. */
 enum { LEAST_TILE = 32 << 10, MOST_TILES_IN_FLIGHT = 3, MOST_AT_ONCE = 64 << 10 };
 /* The computation of one plan's cost. Times are in ns. */
 struct plan_cost {
@@ -53,11 +55,12 @@ struct plan_cost {
     double *ends;
     /* [member]: its next step, which has no time yet. */
     int *at;
-    /* The number of ranks of the largest host. */
+    /* The number of ranks of the plan's host, or of the largest host. */
     int ranks;
-    /* round: as machine_cost_of_round; chunk_bytes: of one tile; load: ranks per core, at least 1. */
+    /* round: as machine_cost_of_round; chunk_bytes: of a chunk in one tile; load: ranks per core, at least 1. */
     double round, chunk_bytes, load;
-    /* The ns per byte of reading and writing what is in a peer's cache; some peers share this core. */
+    /* The ns per byte of reading and writing what is in a peer's cache: the mean over peers on other cores and peers on
+       this core. */
     double peer_read, peer_write;
     /* True: the message takes at most half of the second-level cache. */
     bool fits_cache;
@@ -102,7 +105,8 @@ static double cost_of_written_byte(const struct plan_cost *costs, int rank, stru
     if (span.buffer == SCRATCH) return machine->lost_write;
     return (costs->fits_cache ? machine->near : machine->far) / 2;
 }
-/* True if the copy stays in its cell, so that no bytes move. Private tensors always count as in place. */
+/* True if the copy stays in its cell, so that no bytes move. Only cells of shared tensors tell that, because plans
+   treat private ones as in place even if they are not. */
 static bool copy_stays_in_cell(const struct plan_cost *costs, const struct schedule *schedule, const struct step *step,
     struct span to)
 {
@@ -474,8 +478,8 @@ tutti_status plan_choose_tile(const struct plan *plan, const struct machine *mac
 /* ---- waiting ---- */
 /* Competitive spinning: a thread that polls for as long as a sleep costs takes at most twice the best time. Pauses keep
    the core from others, so they take a quarter of that time. Yields give the core away, so they may take much longer:
-   ranks that compute arrive 0.1 to 0.5 ms apart, and should not sleep each time (tests/bench/bench_decode.py).
-   How long a thread pauses, and how long it yields, in sleeps: */
+   ranks that compute arrive 0.1 to 0.5 ms apart, and should not sleep each time (tests/bench/bench_decode.py). A thread
+   pauses, and then yields, for these multiples of the time of a sleep. */
 static const double SLEEPS_OF_PAUSES = 0.25, SLEEPS_OF_YIELDS = 40;
 /* Returns how many rounds of `each` ns take `time` ns, at least one. */
 static int time_count_rounds(double time, double each)

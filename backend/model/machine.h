@@ -33,10 +33,11 @@
     X(pause, "ns", 40, 0.1, 1e4, "one pause while polling") \
     X(yield, "ns", 300, 10, 1e6, "a yield with no other thread to run") \
     X(hand_over, "ns", 1000, 10, 1e7, "a yield to another rank on the same core") \
-    X(sleep, "ns", 8000, 100, 1e8, "fall asleep and be woken by another core") \
-    X(message, "ns", 15000, 100, 1e10, "a message to another host; measured when a group has several") \
-    X(announced, "ns", 45000, 100, 1e10, "fixed cost of one of more than 64 KiB; measured likewise") \
-    X(wire, "ns/byte", 0.32, 1e-4, 1e6, "a byte of a large one, with both directions busy")
+    X(sleep, "ns", 8000, 100, 1e8, "wake a thread that sleeps on another core") \
+    X(message, "ns", 15000, 100, 1e10, "a message to another host; measured when a group has several hosts") \
+    X(announced, "ns", 45000, 100, 1e10, "fixed cost of a message of more than 64 KiB to another host; " \
+        "measured likewise") \
+    X(wire, "ns/byte", 0.32, 1e-4, 1e6, "a byte of a large message to another host, with both directions busy")
 
 struct machine {
 #define X(name, unit, typical, least, most, help) double name;
@@ -63,15 +64,16 @@ void machine_copy_network_costs(struct machine *machine, const struct machine *f
 bool machine_is_within_bounds(const struct machine *machine);
 
 /* ---- machine.c: the values of this process; safe for several threads ---- */
-/* The distance of two cores: half octaves of the time that a line takes from one to the other, from 1; 0: unknown. */
+/* The distance of two cores: 2 log2 of the ns that a line takes from one to the other, rounded down, at least 1. 0:
+   unknown. */
 enum { DISTANCES = 36 };
 /* Returns the distance for the ns that a line takes from one core to the other; 0 for 0, a negative number or NaN. */
 int distance_of_line_time(double line_ns);
 /* Finds the parameters of ranks at that distance, from this process or on disk from an earlier job. For an unknown
    distance it finds those used last by this process, or any. False: none are available. */
 bool machine_find_parameters(int distance, struct machine *out);
-/* Records parameters for a distance, unless this process has some for it. to_disk: also writes these to disk for later
-   jobs, unless the distance is unknown. */
+/* Records parameters for a distance, unless this process has some for it. to_disk: also writes the given ones to disk
+   for later jobs, unless the distance is unknown. */
 void machine_store_parameters(int distance, const struct machine *parameters, bool to_disk);
 /* Copies bytes, or works on them in another way. */
 typedef void machine_copy(void *to, const void *from, size_t bytes);
@@ -92,7 +94,7 @@ enum { IDENTITY_BYTES = 512 };
 /* Writes one line with version of tutti, processor, number of cores, kernel, and distance. Parameters are valid only
    for their own identity. */
 void machine_format_identity(int distance, char out[IDENTITY_BYTES]);
-/* Returns the size of a cache of the first core; 0: the system does not report it. */
+/* Returns the bytes of the first core's cache of a level (2, 3); 0: the system does not report it. */
 double cache_level_bytes(int level);
 /* True if both are hardware threads of one core. */
 bool cores_are_siblings(int a, int b);

@@ -29,14 +29,14 @@ enum { FALL_ASLEEP_NS = 50000, SLEEP_NS = 5000000 };
 enum { MESSAGE_CACHES = 4, MOST_MESSAGE = 6 << 20 };
 enum { SMALL_TILE = 16 << 10, LARGE_TILE = 128 << 10, IN_FLIGHT = 3, PASSES = 7 };
 
-/* Streaming counts as faster only below this fraction. With a shared cache both ways take about the same time, and
-   execute/pace.c uses ordinary stores. */
+/* Streaming counts as faster only below this fraction of the time of ordinary stores. With a shared cache both take
+   about the same time, and execute/pace.c uses ordinary stores. */
 static const double CLEARLY = 0.8;
 
 /* A word is two lines long, so that values are in different lines at any alignment. */
 struct word { _Atomic uint32_t value; char padding[124]; };
 /* The state that both threads, the sides, share; arrays have an entry per side. stream may be NULL; barriers: how often
-   a side has come to side_await_other; copied, taken: how many tiles it has copied into slots, and taken from them. */
+   a side has come to side_await_other; copied, taken: its tiles put into slots, and tiles taken from the other's. */
 struct probe {
     struct machine *found;
     machine_copy *stream;
@@ -321,7 +321,7 @@ static bool side_measure_tiles(struct side *me)
     if (!me->index) machine->tile = each > 1 ? each : 1;
     return true;
 }
-/* Reads `bytes` of the other side's message by the kernel, to half of this side's. *out gets the ns. */
+/* Reads `bytes` of the other side's message by the kernel into the second half of this side's. *out gets the ns. */
 static bool side_read_message(struct side *me, size_t bytes, double *out)
 {
     struct probe *probe = me->probe;

@@ -1,6 +1,6 @@
-/* Finds which block of the message a chunk holds, because a chunk is as long as its block. The name of a tensor's chunk
- * gives its block. A chunk of SCRATCH holds different blocks in turn, so its blocks follow from where they come from
- * and where they go. The plan's message must not be cut. */
+/* Finds which block of the message each chunk holds. If the blocks of ranks have different lengths, a chunk is as long
+ * as the block that it holds. The name of a tensor's chunk gives its block. A chunk of SCRATCH holds different blocks
+ * in turn, so its blocks follow from where they come from and where they go. The plan's message must not be cut. */
 #pragma once
 #include "backend/schedule/schedule.h"
 

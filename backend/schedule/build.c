@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Returns TUTTI_OK, or the status of the first member's sticky error, whose text it writes into plan->error. */
+/* Returns TUTTI_OK, or the status of the first member that has an error, whose text it writes into plan->error. */
 static tutti_status plan_get_build_status(struct plan *plan)
 {
     for (int m = 0; m < plan->count; m++) {
@@ -46,7 +46,7 @@ static void plan_record_schedule(const struct plan *plan, int rank, struct sched
     schedule->absent[OUTPUT] = !collective_has_buffer(collective, plan->root, rank, OUTPUT);
     plan->algorithm->record(schedule);
 }
-/* All members must have the same cut, because equal chunks must be the same bytes. */
+/* All members must have the same cut, because a chunk of one number must be the same bytes on all of them. */
 static void plan_check_cuts(struct plan *plan)
 {
     for (int m = 1; m < plan->count; m++)

@@ -57,11 +57,12 @@ static inline int plan_cell_of_chunk(const struct plan *plan, struct span span, 
    its edges. */
 void edges_add_edge(struct edges *edges, struct edge edge);
 void plan_attach_waits(struct plan *plan, const struct edges *edges);
-/* finish.c: marks the steps that leave a full sum in OUTPUT. */
+/* finish.c: marks the steps that make full sums for OUTPUT. */
 void plan_mark_finishing_steps(const struct build *build);
 /* pull.c: turns writes into private tensors of peers into reads by their owners. */
 void plan_pull_private_writes(struct plan *plan);
-/* stage.c: copies chunks into slots that peers may not read where they lie, and ends open ranks with LEAVE. */
+/* stage.c: copies the chunks that peers may not read where they lie into slots, and adds a LEAVE step to the schedules
+   of open ranks. */
 void build_stage_private(struct build *build);
 /* hoist.c: moves every receive to the earliest place at which it may be posted. */
 void plan_hoist_receives(const struct build *build);

@@ -1,7 +1,7 @@
-/* Finds the steps that leave a full sum in OUTPUT, so that an average is divided there, once and in the same pass. Such
- * a step is the last writer of an OUTPUT chunk, unless it only copies from an OUTPUT. If it copies a sum from SCRATCH
- * on one host, the step that made that sum counts instead. The steps are found in the program as the algorithm recorded
- * it; chunks staged later are copies of finished values. */
+/* Finds the steps that make full sums for OUTPUT, so that an average is divided there, once and in the same pass. Such
+ * a step is the last writer of an OUTPUT chunk, unless it only copies from an OUTPUT. In an algorithm that reads peers'
+ * memory, if it only copies a sum from SCRATCH, the step that made that sum counts instead. The steps are found in the
+ * program as the algorithm recorded it; chunks staged later are copies of finished values. */
 #include "backend/schedule/build.h"
 
 /* True if the step makes the final value of chunk `index` of `to` on its own rank. A copy from an OUTPUT only passes on

@@ -1,7 +1,7 @@
 /* Completion of a rank's own messages. A rank runs its steps in program order, but a message is posted at its step and
  * completes later. A step that reads or overwrites received chunks, or overwrites chunks that a send reads, must await
  * that message. If only a peer depends on a message, an AWAIT step awaits it. It stands before the next step that
- * touches a peer, because there the rank may start to wait for that peer. */
+ * touches a peer, because in that step the rank may wait for a peer that itself waits for the message. */
 #include "backend/base/memory.h"
 #include "backend/schedule/build.h"
 #include <stdlib.h>

@@ -1,8 +1,8 @@
 /* Infers every wait of every step from the chunks that ranks read and write. Names are versions: peers see INPUT as its
- * caller passed it, and OUTPUT and SCRATCH as they are finally left. So a peer's read waits for the last write
- * (complete, if it is a receive). The first write that destroys an INPUT waits for the peers' reads of it. A slot is
- * filled again after the tile that had it before has been read. The roll call awaits the arrival of peers, so no step
- * does. */
+ * caller passed it, and OUTPUT and SCRATCH as they are finally left. So a peer's read waits for the last write of a
+ * chunk; if that is a receive, until the message is complete. The first write that destroys an INPUT waits for the
+ * peers' reads of it. A slot is filled again only after peers have read the tile that had it before. The roll call
+ * awaits the arrival of peers, so no step does. */
 #include "backend/base/memory.h"
 #include "backend/schedule/build.h"
 #include <stdlib.h>
@@ -38,8 +38,8 @@ static void inference_delay_peer_return(struct inference *inference, int r, int 
     int leave = plan_schedule_of_rank(inference->build->plan, span.rank)->step_count - 1;
     inference_add_wait(inference, span.rank, leave, r, inference_completion_of_step(inference, r, j), EVERY_TILE);
 }
-/* Step j of rank r reads an INPUT chunk: makes the first step that overwrites the chunk wait for that step. The error
-   that r has overwritten the chunk before may be cured by staging. */
+/* Step j of rank r reads an INPUT chunk: makes the first step that overwrites the chunk wait for that step. If r itself
+   has overwritten the chunk before step j, that is an error, which staging may cure. */
 static void inference_order_input_writes(struct inference *inference, int r, int j, const struct writer *writer)
 {
     struct plan *plan = inference->build->plan;

@@ -38,7 +38,7 @@ static tutti_status layout_number_hosts(struct arrays *a, const int *hosts, int 
 }
 tutti_status layout_create(const int *hosts, int ranks, struct layout **out)
 {
-    if (ranks < 1) return status_fail(TUTTI_INVALID_ARGUMENT, "a group of %d ranks", ranks);
+    if (ranks < 1) return status_fail(TUTTI_INVALID_ARGUMENT, "a group needs 1 rank or more, not %d", ranks);
     struct arrays *a = layout_allocate_arrays(ranks);
     if (!a) return status_fail(TUTTI_NO_MEMORY, "no memory for the places of %d ranks", ranks);
     tutti_status status = layout_number_hosts(a, hosts, ranks);

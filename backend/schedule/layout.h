@@ -16,7 +16,7 @@ struct layout {
     const int *first, *rank;
 };
 /* Makes a layout. `hosts` has for each rank a number from 0 to ranks - 1; ranks with the same number share a host.
-   NULL: all share one. INVALID_ARGUMENT if a number is out of range, NO_MEMORY; *out is then untouched. */
+   NULL: all ranks share one. INVALID_ARGUMENT if a number is out of range, NO_MEMORY; *out is then untouched. */
 tutti_status layout_create(const int *hosts, int ranks, struct layout **out);
 void layout_destroy(struct layout *layout);
 

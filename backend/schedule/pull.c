@@ -1,10 +1,10 @@
-/* Only its owner may touch a private tensor, so a peer's write into it becomes a read by the owner. The owner reads
+/* Only its owner may write a private tensor, so a peer's write into it becomes a read by the owner. The owner reads
  * before the first step that needs the chunk, or else at the end of its program, writer by writer. */
 #include "backend/base/memory.h"
 #include "backend/schedule/build.h"
 #include <stdlib.h>
 
-/* A write of `step` into a peer's private span `to`, which the owner of `to` reads instead. */
+/* A write of `step` into a peer's private span `to`. The owner of `to` reads the values instead. */
 struct pull {
     const struct schedule *writer;
     const struct step *step;
@@ -24,7 +24,7 @@ static bool write_is_private(const struct plan *plan, const struct schedule *wri
 {
     return to.rank != writer->rank && to.buffer != SCRATCH && !plan_is_shared(plan, to.rank);
 }
-/* True if any step writes a tensor that its owner's peers cannot reach. */
+/* True if any step writes a tensor that only its owner can write. */
 static bool plan_has_private_writes(const struct plan *plan)
 {
     for (int m = 0; m < plan->count; m++)
@@ -37,7 +37,7 @@ static bool plan_has_private_writes(const struct plan *plan)
 }
 
 /* ---- the writer ---- */
-/* Adds a copy of the step without its private writes, but no step that had only such writes. */
+/* Adds a copy of the step without its private writes. A step that had only such writes is left out. */
 static void schedule_keep_step(const struct plan *plan, struct schedule *schedule, const struct schedule *old,
     const struct step *step)
 {

@@ -6,8 +6,8 @@
  *
  * Names are versions. Every chunk has one writing rank, which sees its own updates in program order. All other ranks
  * see INPUT as its caller passed it, and OUTPUT and SCRATCH as they are finally left, without intermediate values. In
- * place means only that INPUT and OUTPUT chunks share a cell. A send or recv step posts its message and returns; the
- * k-th send to a peer is its k-th receive from the sender. */
+ * place means only that INPUT and OUTPUT chunks share *cells*; a cell is the memory of one chunk. A send or recv step
+ * posts its message and returns; the k-th send of rank a to rank b is the message of the k-th receive of b from a. */
 #pragma once
 #include "backend/schedule/layout.h"
 #include "backend/schedule/mask.h"
@@ -28,10 +28,10 @@ enum collective {
     BARRIER,
     COLLECTIVE_COUNT
 };
-/* Chunks before schedule_cut (p: ranks). ALLREDUCE, BROADCAST, REDUCE, BARRIER: INPUT 1, OUTPUT 1. ALLGATHER, GATHER:
-   INPUT 1, OUTPUT p. REDUCE_SCATTER, SCATTER: INPUT p, OUTPUT 1. ALL_TO_ALL: p and p. Only the root has OUTPUT in
-   REDUCE and GATHER, and INPUT in BROADCAST and SCATTER; a step that touches an absent buffer is a build error. In a
-   BARRIER every OUTPUT holds every contribution at least once. */
+/* The number of chunks of each buffer before schedule_cut (p: the number of ranks). ALLREDUCE, BROADCAST, REDUCE,
+   BARRIER: INPUT 1, OUTPUT 1. ALLGATHER, GATHER: INPUT 1, OUTPUT p. REDUCE_SCATTER, SCATTER: INPUT p, OUTPUT 1.
+   ALL_TO_ALL: p and p. Only the root has OUTPUT in REDUCE and GATHER, and INPUT in BROADCAST and SCATTER; a step that
+   touches an absent buffer is a build error. In a BARRIER every OUTPUT holds every contribution at least once. */
 
 enum step_kind { WORK, SEND, RECV, AWAIT, LEAVE };
 /* Which tile of the peer a wait refers to: the same tile; the earlier tile that had the slot; all tiles of the
@@ -40,21 +40,24 @@ enum lag { SAME_TILE, SLOT_REUSE, EVERY_TILE };
 /* A step waits until rank `rank` has done `step`, or, if that is its own rank, until the message that it posted at
    `step` is complete. */
 struct wait { int rank, step; enum lag lag; };
-/* WORK: to[0] = to[1] = … = from[0] + from[1] + …. SEND: the froms as one message. RECV: one message to the tos. */
+/* WORK: to[0] = to[1] = … = from[0] + from[1] + …. SEND: the froms as one message. RECV: one message into the tos.
+   AWAIT: only waits for messages of this rank. LEAVE: the last step of a rank whose tensors peers may use; it waits
+   until they have used them in all tiles. */
 struct step {
     enum step_kind kind;
-    /* SEND and RECV: the other rank, and which message of the tile to or from it this is, counted from 0. Else peer is
-       -1. */
+    /* SEND: the receiver, and the number of this message among the tile's messages to it, from 0. RECV: the sender, and
+       the number among those from it. For other kinds peer is -1. */
     int peer, number;
     /* schedule.spans[span …]: first the froms, then the tos. */
     int span, from_count, to_count;
     /* schedule.waits[wait …] */
     int wait, wait_count;
-    /* The step leaves the full sum in OUTPUT; an average divides here. */
+    /* The step makes the full sum, in OUTPUT or in the SCRATCH that is copied to OUTPUT; an average divides here. */
     bool finish;
     /* The step copies INPUT into a slot in a plan with stage_inputs; PREMUL_SUM multiplies here. */
     bool premultiplies;
-    /* The position is published for every tile; for tiles whose slot is reused; for the last tile of every slot. */
+    /* After this step the rank publishes its position: by_tile: in every tile; by_reuse: in tiles whose slot a later
+       tile reuses; by_leave: in the last tile of every slot. */
     bool by_tile, by_reuse, by_leave;
 };
 /* The steps of one rank. */
@@ -63,7 +66,7 @@ struct schedule {
     /* size: the number of ranks of the group. */
     int rank, size, root;
     struct place place;
-    /* The number of pieces into which the message of one rank is cut. */
+    /* The number of pieces into which schedule_cut has cut each chunk of INPUT and OUTPUT; 1: it was not called. */
     int cut;
     /* The number of chunks of each buffer. */
     int chunks[3];
@@ -130,17 +133,19 @@ struct algorithm {
     bool host_memory;
     /* It touches peers' memory on a host and sends between hosts, so it works for any layout. */
     bool hierarchical;
-    /* In place, sent chunks must be copied first, or all ranks wait for each other. One host cannot detect this alone,
-       so the table declares it, and a test verifies it. */
+    /* In place, sent chunks must be copied first, or all ranks would wait for each other. One host cannot detect this
+       alone, so the table declares it, and a test verifies it. */
     bool stage_in_place;
     /* It does not support uneven counts. */
     bool equal_chunks;
-    /* It cuts the message by the number of hosts, or goes from host to host, so it is never chosen for many hosts. */
+    /* It cuts the message by the number of hosts, or goes from host to host, so for many hosts it is used only if a
+       caller names it. */
     bool few_hosts;
 };
 
 /* ---- plans ---- */
-/* Sums of private tensors of peers are read in blocks; this is the size of the blocks of all peers together. */
+/* A rank that sums private tensors of peers reads them in blocks. This is the number of bytes that the blocks of all
+   peers have together. */
 enum { READ_BLOCK = 64 << 10 };
 struct plan {
     const struct algorithm *algorithm;
@@ -152,13 +157,13 @@ struct plan {
     /* The number of tiles in flight. */
     int slots;
     /* Masks of members whose INPUT and OUTPUT are one tensor, and of members whose tensors lie in memory that the
-       host's ranks share. Tensors that are not shared are staged. */
+       host's ranks share. Other tensors are staged, unless can_read_private is set. */
     const uint64_t *in_place, *shared;
     /* Peers of the same host can read tensors that are not shared, but cannot write them. */
     bool can_read_private;
-    /* The builder copies sent INPUT chunks that are overwritten. */
+    /* The builder stages the INPUT chunks that are sent and also overwritten. */
     bool stage_sends;
-    /* The builder copies every INPUT chunk first (PREMUL_SUM). */
+    /* The builder stages every INPUT chunk (PREMUL_SUM). */
     bool stage_inputs;
     /* Receives are posted as early as possible. */
     bool hoists_receives;
@@ -188,7 +193,7 @@ struct plan {
     int kept;
 };
 /* Records the algorithm's steps for every member, and infers all waits. The caller zeroes the plan and fills the fields
-   above the gap; it owns the masks. TUTTI_OK; TUTTI_NO_MEMORY; TUTTI_INTERNAL with error filled (cycle_rank >= 0:
+   down to `rank`; it owns the masks. TUTTI_OK; TUTTI_NO_MEMORY; TUTTI_INTERNAL with error filled (cycle_rank >= 0:
    staging may cure it). The caller calls plan_finish in every case. */
 tutti_status plan_build(struct plan *plan);
 /* Builds the plan as plan_build does. While the steps form a cycle, it stages more tensors and builds again. */
@@ -203,8 +208,8 @@ bool plan_check(const struct plan *plan, int tiles, int operations, unsigned see
 /* Writes the plan as text into the buffer. Returns the length of the whole text, as snprintf does. */
 size_t plan_print(const struct plan *plan, char *buffer, size_t capacity);
 
-/* Sets out[peer] for the peers that this rank awaits in a message of one tile, or whose memory it reads; returns their
-   number. `out` has `size` entries, all false. */
+/* Sets out[peer] for the peers that this rank awaits in an operation of one tile (no slot is reused), or whose memory
+   it reads; returns their number. `out` has `size` entries, all false. */
 int schedule_find_needed_peers(const struct schedule *schedule, bool *out);
 /* True if `rank` has the buffer in this collective. Every rank has SCRATCH. */
 bool collective_has_buffer(enum collective collective, int root, int rank, enum buffer buffer);
@@ -288,8 +293,8 @@ static inline bool step_publishes(const struct step *step, int tile, int tiles, 
 }
 
 /* ---- cache ---- */
-/* Plans by key, each with an object that was made of it. If all together take more than `max_bytes`, the least recently
-   used ones are evicted. */
+/* Plans by key, each with an object that its owner may make of it (a program). If all together take more than
+   `max_bytes`, the least recently used ones are evicted. */
 struct plan_cache;
 /* The cache asks its owner whether it may evict a plan. True: it may, and the owner has freed `made`, the object made
    of the plan (or NULL). */
@@ -306,7 +311,7 @@ tutti_status plan_cache_get(struct plan_cache *cache, const struct plan *key, co
 void plan_cache_attach_made(struct plan_cache *cache, const struct plan *plan, void *made, size_t bytes);
 /* Returns the object of a plan in a cache; NULL: not attached yet. */
 void *plan_cache_get_made(const struct plan *plan);
-/* Sets another bound, which applies when the next plan is added. */
+/* Sets another bound, which applies when the next plan or object is added. */
 void plan_cache_set_limit(struct plan_cache *cache, size_t max_bytes);
 /* Returns the bytes that all plans and their objects take. */
 size_t plan_cache_held_bytes(const struct plan_cache *cache);

@@ -12,8 +12,8 @@ const char *algorithm_name_at_index(const char *collective, int index)
             return algorithm->name;
     return NULL;
 }
-/* For settings_find_nearest: names of algorithms of a collective (its name), or of all collectives; NULL after the
-   last. */
+/* For settings_find_nearest: algorithm_next_name returns the names of the algorithms of one collective,
+   collective_next_name those of all collectives; NULL after the last. */
 static const char *algorithm_next_name(void *collective, int index)
 {
     return algorithm_name_at_index(collective, index);
@@ -23,7 +23,7 @@ static const char *collective_next_name(void *unused, int index)
     (void)unused;
     return index < COLLECTIVE_COUNT ? collective_name((enum collective)index) : NULL;
 }
-/* Fails because `name` is unknown. what: what it should name; near: the nearest known name, or NULL. */
+/* Fails because `name` is unknown. what: what it should name; nearest: the nearest known name, or NULL. */
 static tutti_status name_fail_unknown(const char *what, const char *name, const char *nearest)
 {
     return status_fail(TUTTI_INVALID_ARGUMENT, "unknown %s \"%s\"%s%s%s", what, name,

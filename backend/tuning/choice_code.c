@@ -51,5 +51,5 @@ void choice_format(const struct choice *choice, char out[CHOICE_TEXT_BYTES])
 {
     snprintf(out, CHOICE_TEXT_BYTES, "%s %zuKx%d%s%s%s%s", choice->algorithm->name, choice->tile_bytes >> 10,
         choice->slots, choice->reads_private ? " single" : "", choice->ordinary_stores ? " stored" : "",
-        choice->short_ring ? " short" : "", choice->selects_late ? " looks" : "");
+        choice->short_ring ? " short" : "", choice->selects_late ? " late" : "");
 }

@@ -14,5 +14,6 @@ bool choice_take_candidate(uint32_t code, bool is_open, struct choice *choice);
 bool choice_code_selects_late(uint32_t code);
 bool choice_code_reads(uint32_t code);
 enum { CHOICE_TEXT_BYTES = 64 };
-/* Formats a choice as in "two_shot 256Kx3 stored". */
+/* Formats a choice as algorithm, bytes of a tile x slots, as in "two_shot 256Kx3 stored". Words may follow: single
+   (reads_private), stored (ordinary_stores), short (short_ring), late (selects_late). */
 void choice_format(const struct choice *choice, char out[CHOICE_TEXT_BYTES]);

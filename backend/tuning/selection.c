@@ -15,9 +15,11 @@ enum {
     UNKNOWN_BYTES = 1 << 20,
     RANKS_TO_PREDICT = 32,
     RANKS_OF_HOST_TO_PREDICT = 64,
-    /* The message sizes of the two exchanges of the probe; the large one is approximate. */
+    /* The bytes of the messages in the two exchanges of the probe; the large number is approximate. */
     LITTLE = 128 << 10,
     MUCH = 2 << 20,
+    /* Algorithms with few_hosts are no candidates for more hosts than MANY_HOSTS, or if the hosts times the ranks of
+       the largest host exceed MANY_PIECES. */
     MANY_HOSTS = 32,
     MANY_PIECES = 512
 };
@@ -131,8 +133,8 @@ static tutti_status chooser_calibrate_reading(struct chooser *chooser, size_t pa
     *out = fmin(fmax((measured * staged - calls) / (read - calls), 1 / MOST_SCALED), MOST_SCALED);
     return TUTTI_OK;
 }
-/* True if all bytes come from one rank, or go to one. Two cores copy a byte that is staged there, and one core copies a
-   byte that is read. */
+/* True if bytes go one way: all come from one rank, or all go to one. SCATTER does not count. In these collectives two
+   cores copy a byte that is staged, and one core copies a byte that is read. */
 static bool collective_is_one_way(enum collective collective)
 {
     return collective == BROADCAST || collective == REDUCE || collective == GATHER;
@@ -177,8 +179,8 @@ static tutti_status chooser_cost_candidate(struct chooser *chooser, const struct
         .reads_private = reads };
     return TUTTI_OK;
 }
-/* Over several hosts a hierarchical all-to-all needs equal counts. Only two ranks know what they exchange there. The
-   slots of one host would cut a hierarchical one, while the other host would not cut it. */
+/* Over several hosts a hierarchical all-to-all needs equal counts, because only two ranks know the count of a block.
+   Else one host might cut the messages into tiles that fit its slots, while another host does not cut them. */
 bool algorithm_takes_uneven(const struct layout *layout, const struct algorithm *algorithm)
 {
     return !algorithm->equal_chunks
@@ -293,7 +295,8 @@ tutti_status choice_compute_cost(struct chooser *chooser, const struct question 
         || (hosts == 1 && algorithm_uses_only_messages(choice->algorithm)))
         return TUTTI_OK;
     struct machine machine;
-    /* This comes before chooser_plan_algorithm, because it makes other plans. */
+    /* This comes before chooser_plan_algorithm, because it takes other plans from the cache, which may then evict
+       *plan. */
     TRY(chooser_scale_machine(chooser, question, choice->reads_private, &machine));
     TRY(chooser_plan_algorithm(chooser, choice->algorithm,
         hosts > 1 ? TENSORS_PRIVATE : placement_for_cost(question->placement, choice->reads_private), &plan));

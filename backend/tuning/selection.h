@@ -35,7 +35,7 @@ struct question {
     enum placement_kind placement;
     /* The counts of the ranks differ. */
     bool is_uneven;
-    /* Open tensors must be read. */
+    /* The choice must read open tensors, not stage them. */
     bool must_read;
 };
 /* The answer: how the call runs. */
@@ -51,7 +51,7 @@ struct choice {
     bool ordinary_stores;
     /* Slots rotate over so few bytes that caches still hold them; see execute/slots.c. */
     bool short_ring;
-    /* Late selection against the cost: the call looks first where tensors lie. */
+    /* The call selects late although the predicted costs are against it. */
     bool selects_late;
 };
 /* The chooser of one communicator. */
@@ -64,8 +64,8 @@ struct chooser {
     int cores;
     /* Equal on all ranks. */
     struct machine machine;
-    /* The measured cost of reading a byte, relative to its machine parameter: of small and of large messages. 0: not
-       computed yet. */
+    /* The measured cost of a byte that the kernel reads, relative to its machine parameter: of small and of large
+       messages. 0: not computed yet. */
     double reading_scale[2];
     /* Earlier questions with their choices. */
     struct choice_answer *answers;                      /* owned */

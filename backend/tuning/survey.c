@@ -8,14 +8,14 @@
 
 /* The trials of one survey. The entries after them run the best candidate so far. */
 enum { MAX_TRIALS = 8, NO_VARIANT = -1 };
-/* The share of its base's time that a candidate must not exceed to count as faster, and the share of the incumbent's
-   that makes the best candidate the winner. */
+/* A candidate counts as faster if its time is below FASTER times the best time before it. The best candidate wins if
+   its time is below WINS times the incumbent's. */
 static const double FASTER = 0.95, WINS = 0.9;
-/* A kept choice whose time differs by at most this factor from its time then ends the survey: the machine is as it was
-   then. */
+/* If the time of a kept choice differs by at most this factor from its time when it was the incumbent, the survey ends:
+   the machine is as it was then. */
 static const double AS_BEFORE = 1.25;
-/* After a survey that a change started, the next one may begin after PAUSE calls; if it had no winner after twice as
-   many, and so on, until FORGETS calls have passed without a survey. */
+/* After a survey that a change started, the next such survey may begin after PAUSE calls. Each survey without a winner
+   doubles this pause, at most MAX_DOUBLINGS times. It is PAUSE again after FORGETS further calls without a survey. */
 enum { PAUSE = 16, MAX_DOUBLINGS = 5, FORGETS = 500 };
 /* The variants in the order of trials: those that usually have the largest effect first. */
 static const int variants[] = { 0, FIRST_ALGORITHM, 3, 2, 1, FIRST_ALGORITHM + 1, 5, 6, 4, FIRST_ALGORITHM + 2 };
@@ -148,8 +148,8 @@ static bool survey_is_as_before(double ns, double kept_ns)
 {
     return ns < AS_BEFORE * kept_ns && kept_ns < AS_BEFORE * ns;
 }
-/* It can be decided if all times of the trials have come, a kept choice takes as long as it did, or the list has
-   ended. */
+/* A survey can be decided if all times of the trials have come, a kept choice takes as long as it did when it was the
+   incumbent, or the list has ended. */
 bool survey_is_complete(const struct survey *survey, const struct survey_call *call)
 {
     if (!survey->is_running || survey->is_decided) return false;
@@ -175,7 +175,7 @@ void survey_start(struct survey *survey, const struct watch *watch, const struct
     survey->entries = survey->trials = survey->times = survey->next_kept = survey->next_variant = 0;
     survey->again = NO_VARIANT;
     survey->is_alarmed = survey->follows || watch_has_changed(watch);
-    /* A survey that follows compares with the time of the winner before. */
+    /* A survey that follows another one compares with the time of that one's winner. */
     survey->incumbent_ns = survey->follows ? survey->best.ns : watch->level_ns;
     survey->lost = 0;
     survey->best = *call->incumbent;

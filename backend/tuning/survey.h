@@ -1,18 +1,19 @@
 /* A survey opens a choice again when the machine has changed: for some calls each call runs another candidate, and the
- * fastest one becomes the incumbent. An A/B test needs sixty calls for one candidate. A survey has one call for each,
- * which suffices because the incumbent has become much slower, and A/B tests improve its result later.
+ * fastest one becomes the incumbent. An A/B test needs 30 to 100 calls for one candidate. A survey runs one call of
+ * each candidate, which suffices because the incumbent has become much slower, and A/B tests improve its result later.
  *
  * The ranks share a list of codes, one for each call of the kind from call `survey_from` on. The decider adds an entry
- * before any rank begins its call, so it can use the times of the calls before. All ranks count the calls of a kind
- * alike. The candidates are first the choices that surveys have replaced, because cores that are moved often come back;
- * then the predicted choice; then the best so far with one property changed. */
+ * before any rank begins its call, so it can use the times of the calls before. All ranks count the calls of a kind in
+ * the same way. The candidates are first the choices that surveys have replaced, because cores that are moved often
+ * come back; then the predicted choice; then the best so far with one property changed. */
 #pragma once
 #include "backend/host/segment.h"
 #include "backend/tuning/choice_code.h"
 #include "backend/tuning/variants.h"
 #include "backend/tuning/watch.h"
 
-/* A choice with its code, and the least and the largest median of its blocks in ns. */
+/* A choice with its code, and the least and the largest median of its blocks in ns; in a survey, ns is the time of its
+   call. */
 struct candidate { struct choice choice; uint32_t code; double ns, max_ns; };
 /* Without a change a survey begins after SURVEY_EVERY watched calls. */
 enum { KEPT_CHOICES = 2, SURVEY_EVERY = 1000 };
@@ -21,13 +22,14 @@ enum { KEPT_CHOICES = 2, SURVEY_EVERY = 1000 };
 /* The survey of one kind of call. Only the decider uses it. */
 struct survey {
     struct tuner_line *line;
-    /* It runs; it began because the machine has changed; its winner is known. */
+    /* It runs; it began because the machine has changed; its result is known. */
     bool is_running, is_alarmed, is_decided;
-    /* It continues one that had a winner, or the next one will. */
+    /* While it runs: it follows a survey that replaced the incumbent. Once it is decided: the next one will follow
+       it. */
     bool follows;
     /* The number of the first call of the last survey; 0: there has been no survey. */
     uint64_t from;
-    /* The candidates of the calls from there on, the variants that they are, and the times to compare them with. */
+    /* The candidates of the calls from that one on, the variants that they are, and the best times before them. */
     struct candidate tried[SURVEY_CALLS];
     int variant[SURVEY_CALLS];
     double base_ns[SURVEY_CALLS];
@@ -48,14 +50,15 @@ struct survey {
     struct candidate kept[KEPT_CHOICES];
     int kept_count;
 };
-/* The call that begins. number: of its kind, from 1. ahead, behind: the number of calls that other ranks may be. */
+/* The call that begins. number: of its kind, from 1. ahead, behind: by how many calls other ranks may be ahead of this
+   rank or behind it. */
 struct survey_call {
     uint64_t number, ahead, behind;
     const struct candidate *incumbent;
     const struct choice *predicted;
     const struct question *question;
     const struct variant_limits *limits;
-    /* One of so many calls is watched. */
+    /* Every watch-th call is watched. */
     uint64_t watch;
 };
 /* True if all ranks have passed the list of the last survey, so that a survey may start. */
@@ -64,7 +67,8 @@ bool survey_may_start(const struct survey *survey, const struct survey_call *cal
 void survey_start(struct survey *survey, const struct watch *watch, const struct survey_call *call);
 /* True if the survey that runs is not decided and can be. */
 bool survey_is_complete(const struct survey *survey, const struct survey_call *call);
-/* Decides the survey. Returns true if survey->best wins. Then it keeps the incumbent, whose usual time is usual_ns. */
+/* Decides the survey. Returns true if survey->best wins. If it wins because the machine has changed, the incumbent,
+   whose usual time is usual_ns, becomes a candidate of later surveys. */
 bool survey_decide(struct survey *survey, const struct survey_call *call, double usual_ns);
 /* Writes the entries of the calls that ranks may begin before the decider begins its next call: trials, and then the
    best candidate so far, or the incumbent once the survey is decided. NO_MEMORY only ends the trials. */
@@ -73,6 +77,6 @@ void survey_write_due_entries(struct survey *survey, const struct survey_call *c
 void survey_add_time(struct survey *survey, struct watch *watch, uint64_t number, uint32_t code, double ns);
 /* Ends the survey without a result. */
 void survey_abort(struct survey *survey);
-/* Does the same for good, and withdraws the list once all ranks have passed it: a rank that asked for an algorithm has
-   counted fewer calls. */
+/* Ends surveys for good, and withdraws the list once all ranks have passed it: a rank that asks for an algorithm does
+   not count that call, so it would read entries of other calls. */
 void survey_retire(struct survey *survey, const struct survey_call *call);

@@ -15,10 +15,11 @@
 enum { MAX_CALLS_WITHOUT_TIME = 64 };
 /* If two choices are equally fast, all blocks of one are better than all of the other by chance once in 20 times. */
 enum { BLOCKS = 6, MOST_ROUNDS = 16, LONG_PAUSE = 64 * MAX_CALLS_WITHOUT_TIME };
-/* How tests measure calls below a size: a program makes few long calls, and between short ones some ns decide. Apart
-   from max_bytes (exclusive), the unit is calls: `first` before the first test, `pause` between searches, `warm`
-   unmeasured and `enough` measured ones of a block, `batch` whose times are read together, and `watch`, a power of
-   two or 0: one of so many calls is watched. early_share: the share of the first calls that tests may lose. */
+/* How tests measure calls whose messages have fewer than max_bytes bytes. A program makes few long calls, so their
+   tests take few; short calls differ by some ns, so their tests take many. All other numbers count calls: `first`
+   before the first test, `pause` between searches, `warm` unmeasured and `enough` measured ones of a block, `batch`
+   whose times are read together, and `watch`, a power of two or 0: every watch-th call is watched. early_share: the
+   share of the first calls that tests may lose. */
 static const struct measure {
     size_t max_bytes;
     int first, pause, warm, enough, batch, watch;
@@ -29,7 +30,8 @@ static const struct measure {
     { 8 << 20, 32, 64, 4, 8, 1, 1, 0.1 },
     { SIZE_MAX, 8, 8, 1, 4, 1, 1, 0.1 },
 };
-/* The variant that returns from a placement-dependent incumbent to tuner->placement.fallback. */
+/* FALL_BACK is the variant that returns from a placement-dependent incumbent to tuner->placement.fallback, and PROPOSED
+   a candidate that a survey proposes. */
 enum { FALL_BACK = VARIANTS, PROPOSED };
 static const double AS_GOOD = 1.02;
 /* Tests may lose at most early_share of the calls so far, and at most EARLY_CALLS calls (or those of EARLY_NS, if they
@@ -239,7 +241,7 @@ static void tuner_end_test(struct tuner *tuner, bool is_complete)
     tuner_abort_test(tuner);
 }
 /* Returns by how much a call of `ns` ns took longer than the incumbent, in calls of the incumbent. The limit keeps an
-   interruption, of a call that may also make a plan, from counting in full. */
+   interruption, or the making of a plan in a first call, from counting in full. */
 static double tuner_excess_calls(double ns, const struct tuner *tuner)
 {
     return fmin(fmax(ns / tuner->incumbent.ns - 1, 0), MOST_LOST);

@@ -69,7 +69,8 @@ struct tuner {
     /* For each variant: the length of its pause in rounds, and the rounds that are left of it. */
     struct { unsigned char rounds, left; } skips[VARIANTS + 2];
     struct tuner_block block;
-    /* The number of calls so far, and of the call that may next look for a candidate. */
+    /* The number of calls that began with a predicted choice, and the one of these from which on a candidate may be
+       searched. */
     uint64_t calls, next_search;
     struct tuner_budget budget;
     /* The candidate is one that a survey proposes. */

@@ -5,8 +5,9 @@
 /* Numbers of the variants. 0 changes how slots are written (if is_paced), and 1 how soon slots are reused. 2 to 4
    change the tile size (double, half, quarter), 5 and 6 the tiles in flight (one more, one less). READ_VARIANT changes
    whether open tensors are read. LATE_SELECTION_VARIANT selects late, after looking where tensors lie. FIRST_ALGORITHM
-   and later ones take another algorithm. The last three kinds are used as predicted. Variants that can change the time
-   most come last, because by then the incumbent has improved. */
+   and later ones take another algorithm. In the last three kinds the chooser determines tile and slots, and in the
+   first two of these the algorithm, too. Variants that can change the time most come last, because by then the
+   incumbent has improved. */
 enum { READ_VARIANT = 7, LATE_SELECTION_VARIANT, FIRST_ALGORITHM, VARIANTS = FIRST_ALGORITHM + 4 };
 /* The limits of the variants of a call. */
 struct variant_limits {

@@ -1,3 +1,4 @@
+/* Learns how long the calls of the incumbent usually take, and counts the calls in a row that differ much from that. */
 #include "backend/tuning/watch.h"
 #include "backend/base/sorted.h"
 

@@ -10,8 +10,8 @@ struct watch {
     double usual_ns;
     int learned;
     double sample[WATCH_SAMPLES];
-    /* The calls in a row that took a multiple of that, or a fraction, and the shortest of them; if there was none, the
-       usual time. */
+    /* How many calls in a row, with the last one, took much longer (slow) or much shorter (fast) than usual, and the
+       shortest time of them; if the last call took its usual time, usual_ns. */
     int slow, fast;
     double level_ns;
 };
