@@ -35,7 +35,7 @@ struct packing {
     enum packing_form form;
     /* TOPK and RANDOMK pack this many numbers of each group, THRESHOLD at most this many. */
     int kept;                                           /* 1 .. PACKING_GROUP */
-    /* INT8 and INT4 round up or down at random, so that the mean is right. */
+    /* INT8 and INT4 round up or down at random, so that the mean of many roundings is the number. */
     bool stochastic;
     /* Random choices follow from the seed. RANDOMK must unpack with the seed of packing. */
     uint32_t seed;
@@ -45,7 +45,8 @@ struct packing {
 /* Returns the bytes of `count` packed numbers; for THRESHOLD the most that they can have. The result depends only on
    form and kept. */
 size_t packing_bytes(const struct packing *how, size_t count);
-/* Returns how many of `count` numbers are packed by a form that selects numbers; for THRESHOLD at most. */
+/* Returns how many of `count` numbers are packed by a form that selects numbers; for THRESHOLD the most that can be
+   packed. */
 size_t packing_count_kept(const struct packing *how, size_t count);
 /* Returns the actual bytes of `packed`, which has `count` numbers that this rank has packed. */
 size_t packing_length(const struct packing *how, const void *packed, size_t count);

@@ -15,19 +15,21 @@ if(CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|amd64|AMD64)$")
 elseif(CMAKE_SYSTEM_PROCESSOR MATCHES "^(aarch64|arm64)$")
   list(APPEND kernel_sources kernels/cpu/neon.c)
 endif()
-# Called by pointer only, so nothing of them can be inlined when linking, where they took nine tenths of the time.
+# The loops are called by pointer only, so link-time optimisation can inline none of them. They took nine tenths of its
+# time.
 set(loops ${kernel_sources})
 list(FILTER loops INCLUDE REGEX "kernels/cpu/")
 set_property(SOURCE ${loops} APPEND PROPERTY COMPILE_OPTIONS -fno-lto)
 # No value depends on these two; without them no loop with a square root or a comparison becomes vectors.
 set_property(SOURCE ${loops} APPEND PROPERTY COMPILE_OPTIONS -fno-math-errno -fno-trapping-math)
-# They take no bytes of others, but for those that unpack gradients, which tests/fuzz has compiled for itself.
+# No loop gets bytes from other processes, except those that unpack gradients, which tests/fuzz compiles itself.
 if(TUTTI_FUZZ)
   set_property(SOURCE ${loops} APPEND PROPERTY COMPILE_OPTIONS -fno-sanitize=all)
 endif()
 add_library(floor_kernels OBJECT ${kernel_sources})
 target_link_libraries(floor_kernels PRIVATE tutti_flags)
 target_compile_options(floor_kernels PRIVATE -ffp-contract=off)
-if(NOT TUTTI_SANITIZE)                                                 # with one they would take minutes to compile
+# With a sanitizer the optimised loops would take minutes to compile.
+if(NOT TUTTI_SANITIZE)
   target_compile_options(floor_kernels PRIVATE -O3)
 endif()

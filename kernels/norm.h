@@ -2,8 +2,9 @@
  * mean square (RMSNorm, Zhang and Sennrich 2019) or by its deviation from its mean (LayerNorm, Ba et al. 2016).
  *
  * Results are bit-identical on all instruction sets. A row and its residual are added in float32 and rounded once to
- * their type. The rounded element i, or its square, is added to the (i modulo 64)-th of 64 sums in float32. These sums
- * are added in pairs that are 32, 16, … 1 apart. (x - mean) * (1 ÷ sqrt(sum ÷ columns + epsilon)) * weight + bias is
+ * their type. The mean needs the sum of the rounded elements x, and the scale the sum of the squares of x - mean
+ * (RMSNorm: of x). For each, element i is added to the (i modulo 64)-th of 64 sums in float32, and these are added in
+ * pairs that are 32, 16, … 1 apart. (x - mean) * (1 ÷ sqrt(sum of squares ÷ columns + epsilon)) * weight + bias is
  * computed in float32, with each step rounded, and rounded to the type at the end. NaNs are as in reduce.h. */
 #pragma once
 #include "include/tutti.h"

@@ -19,8 +19,8 @@
    divisor 1. */
 typedef void reduce_function(void *const *to, int to_count, const void *const *from, int from_count, size_t count,
     int divisor);
-/* Computes to[i] = from[i] * factor in float32 (float64: in float64), rounded once, for floating-point types. to may be
-   from. */
+/* Computes to[i] = from[i] * factor in float32 (float64: in float64), rounded once, for floating-point types. `to` may
+   be `from`. */
 typedef void scale_function(void *to, const void *from, size_t count, double factor);
 
 /* Reduces with stores around the caches, which then need not read overwritten lines. A thread that sees a later store

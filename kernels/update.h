@@ -1,9 +1,9 @@
 /* Takes optimizer steps in one pass over a rank's elements. Each element is read once and scaled, updates the moments
  * and the value, and is stored. Models in bfloat16 or float16 also get a copy in their type.
  *
- * All arithmetic is in float32. Each line is one correctly rounded operation or one fused multiply-add, the same on
- * every instruction set, but for square roots that the caller computes. For float32, results are bit-identical to
- * torch.optim with fused=True on a CPU, and without fused if torch computes the square roots (tested with torch
+ * All arithmetic is in float32. Each operation, also a fused multiply-add, is correctly rounded, so results are the
+ * same on every instruction set, but for square roots that the caller computes. For float32, results are bit-identical
+ * to torch.optim with fused=True on a CPU, and without fused if torch computes the square roots (tested with torch
  * 2.13). */
 #pragma once
 #include "include/tutti.h"

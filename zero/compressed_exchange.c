@@ -1,3 +1,4 @@
+/* Divides the ranks into sides, packs and unpacks slices, and checks what other ranks have sent. */
 #include "zero/compressed_exchange.h"
 #include "backend/base/memory.h"
 #include "backend/base/status.h"
@@ -5,7 +6,8 @@
 #include <float.h>
 #include <stdlib.h>
 
-/* Packed slices have multiples of ALIGN_BYTES. An average keeps at most MOST_TIMES as many numbers as a slice. */
+/* The lengths of packed slices are multiples of ALIGN_BYTES. An average keeps at most MOST_TIMES as many numbers as a
+   slice. */
 enum { ALIGN_BYTES = 64, MOST_TIMES = 4 };
 
 /* ---- options ---- */
@@ -87,7 +89,7 @@ static uint32_t seed_mix_number(uint64_t seed, uint64_t number)
 }
 /* Returns how this rank packs a slice, or the average of its slice (is_average). Each rank rounds with random numbers
    of its own, in both directions. RANDOMK draws the same numbers on all ranks. The largest numbers of several sides are
-   more than those of one side, so an average has more. */
+   more than those of one side, so an average keeps more numbers. */
 static struct packing exchange_choose_packing(const struct compressed_exchange *exchange, uint64_t sequence,
     bool is_average)
 {

@@ -25,8 +25,8 @@ struct gathered_unit {
     bool has_ended;
     /* True: the unit was gathered or kept for a predicted use. */
     bool is_prefetched;
-    /* The gradients of the backward pass that have not come on this rank; ranks may differ. The unit is not freed
-       before 0. */
+    /* The number of gradients of the backward pass that have not come on this rank; ranks may differ. The unit is not
+       freed while it is above 0. */
     int gradients_due;
 };
 struct gatherer {

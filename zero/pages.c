@@ -36,7 +36,7 @@ void pages_finish(struct pages *p)
 {
     if (p->file >= 0) close(p->file);
 }
-/* Maps the file of NaNs over the range, as many times as it fits. */
+/* Maps the file of NaNs over the range, several times if the range is longer than the file. */
 tutti_status pages_decommit_range(const struct pages *p, void *at, size_t bytes)
 {
     for (size_t done = 0; done < bytes; done += p->file_bytes) {

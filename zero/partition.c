@@ -23,7 +23,8 @@ static tutti_status config_check_parameter(const tutti_zero_config *config, int 
             p->group, config->groups);
     return TUTTI_OK;
 }
-/* Refuses a unit whose type the library does not have, or not with the rule or the compression of the config. */
+/* Refuses a unit of a type that the library, or the rule, compression or type of sums of the config, does not
+   support. */
 static tutti_status config_check_unit(const tutti_zero_config *config, int unit)
 {
     tutti_dtype dtype = config->dtype[unit];

@@ -51,6 +51,6 @@ static inline int partition_find_slice(const struct partition *partition, int ra
 }
 /* Returns the part of a parameter in the slice of a rank. Its count is 0 if the slice has none of the parameter. */
 struct slice_piece partition_find_piece(const struct partition *partition, int parameter, int rank);
-/* Returns a hash of the model, the placement, the rule, the types of sums, and prefetch or `ahead`, by which ranks
-   compare their models: equal inputs give equal digests. */
+/* Returns a hash of the model, the placement, the rule, whether the caller computes square roots, the types of sums,
+   and prefetch or `ahead`, by which ranks compare their models: equal inputs give equal digests. */
 uint64_t partition_digest(const struct partition *partition, const tutti_zero_config *config);

@@ -18,7 +18,7 @@ struct placed_unit {
     /* This request gathers the slices that other ranks have updated. */
     tutti_request gathering;
     struct trace_interval interval;
-    /* This rank has published this version of its slice. */
+    /* The version of its slice that this rank has published, or will publish when `gathering` has succeeded. */
     uint64_t steps;
     /* True from the start of `gathering` until this rank has waited for it. */
     bool gathers;
@@ -29,7 +29,7 @@ struct zero_placement {
     int64_t timeout_ms;
     /* Slices travel on `comms`: on its `across` communicators if SHARED, otherwise on `all`. */
     struct priority_comms *comms;                       /* owned by the caller */
-    /* Small messages travel on `control_comm`, which also reports failures on this host. */
+    /* Barriers use `control_comm`. Waits for versions end with an error if it has failed. */
     tutti_comm *control_comm;                           /* owned by the caller */
     struct trace *trace;
     struct topology places;

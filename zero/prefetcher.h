@@ -1,5 +1,5 @@
-/* Predicts the next unit: the one that followed the last two units before. Pure data: ranks that have recorded the same
- * units predict the same. */
+/* Predicts the next unit: the one that came next when the last two events occurred in this order before. Pure data:
+ * ranks that have recorded the same units predict the same. */
 #pragma once
 #include <stdbool.h>
 

@@ -78,8 +78,8 @@ static void gradient_buffer_free(struct gradient_buffer *b)
     free(b);
 }
 
-/* Adds a buffer to the unused ones, or frees it if there are more than the limit. reducer_ensure_unit_buffer exceeds
-   the limit when a wait for a sum might not end. */
+/* Adds a buffer to the unused ones, or frees it if there are more than the limit. reducer_ensure_buffer exceeds the
+   limit when a wait for a sum might not end. */
 static void reducer_return_buffer(struct reducer *reducer, struct gradient_buffer *b)
 {
     if (reducer_count_buffers(reducer, b->bytes) > reducer->buffers) {

@@ -4,7 +4,8 @@
  * step. Gradients of a unit that is already summed (from another backward pass without hold) stay in its buffer until
  * the step ends, and then all units are summed once more.
  *
- * If sums have another type than gradients, a buffer of that type takes their place before the sum starts.
+ * If sums have another type than gradients, the gradients are converted into a buffer of that type before the sum
+ * starts.
  *
  * If all ranks have the same single slice, gradients are summed in their buffer, and stay there.
  *
@@ -62,7 +63,7 @@ struct reducer {
     /* is_held: the caller holds gradients back from sums. is_closed: no gradients come until the next step. */
     bool is_held, is_closed;
     /* The time this rank has waited for sums, the number of units that were complete before their turn in the order,
-       the bytes given to sums, and the bytes of buffers and sums. */
+       the bytes given to sums, and the bytes of buffers and sums, now and at most. */
     uint64_t waited_ns, late_units, sum_bytes, gradient_bytes, most_gradient_bytes;
 };
 /* Allocates the lists; buffers follow when gradients come. The caller must call reducer_finish in every case, after it
@@ -83,8 +84,8 @@ tutti_status reducer_complete_unit(struct reducer *reducer, int unit);
 tutti_status reducer_settle_sums(struct reducer *reducer);
 /* Forgets the gradients of the step, whose sums must be complete, and starts the next step. Collective. */
 tutti_status reducer_begin_step(struct reducer *reducer);
-/* Completes and discards the sums of this step, and clears all residuals. Collective if any rank has gradients; does
-   nothing on a rank without gradients. */
+/* Completes and discards the sums of this step, and clears all residuals. Does nothing on a rank that has no gradient
+   in the step. Otherwise collective: all ranks must then have gradients. */
 tutti_status reducer_discard_gradients(struct reducer *reducer);
 /* Returns true if the step is not closed and this rank has no gradient in it. */
 bool reducer_is_at_rest(const struct reducer *reducer);

@@ -62,7 +62,8 @@ tutti_status tutti_zero_set_steps(tutti_zero *zero, int parameter, uint64_t step
     zero->optimizer.steps[parameter] = steps;
     return TUTTI_OK;
 }
-/* Refuses a call that reads or sets the residual of a parameter, unless it comes between steps with an array. */
+/* Refuses a call that reads or sets the residual of a parameter, unless it comes between steps and its array is not
+   NULL. */
 static tutti_status zero_check_residual(const tutti_zero *zero, int parameter, const void *array)
 {
     TRY(zero_check_parameter(zero, parameter));

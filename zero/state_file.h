@@ -19,15 +19,15 @@ struct state_file {
     int last_unit;
 };
 /* Creates the file in `directory`, and maps it. bytes[units] is how much state each unit has. With directory == NULL
-   there is no file, and all other calls do nothing. Refuses a directory that does not exist, that may not be written,
-   that is in memory itself (tmpfs), or whose file system has no room. The caller must call state_file_close in every
-   case. */
+   there is no file; then state_file_at must not be called, and the other calls do nothing. Refuses a directory that
+   does not exist, that may not be written, that is in memory itself (tmpfs), or whose file system has no room. The
+   caller must call state_file_close in every case. */
 tutti_status state_file_open(struct state_file *file, const char *directory, const size_t *bytes, int units);
 void state_file_close(struct state_file *file);
 /* Returns the address of byte `offset` of the unit's state. */
 void *state_file_at(const struct state_file *file, int unit, size_t offset);
 /* Starts to read the unit's state into memory. */
 void state_file_prefetch(const struct state_file *file, int unit);
-/* Starts to write the unit's state to the file, and frees the memory of the unit that was given before, which is
-   written by now or soon. Call it after each update. SYSTEM if the file cannot be written. */
+/* Starts to write the unit's state to the file. Then waits until the state of the unit of the previous call is written,
+   and frees its memory. Call it after each update. SYSTEM if the file cannot be written. */
 tutti_status state_file_write_behind(struct state_file *file, int unit);

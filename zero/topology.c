@@ -1,3 +1,4 @@
+/* Asks the communicator where each rank is, once. */
 #include "zero/topology.h"
 #include "backend/base/memory.h"
 #include "backend/base/status.h"

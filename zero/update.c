@@ -1,4 +1,5 @@
-/* Factors are computed in float64 and then rounded, as in torch. */
+/* Allocates the optimizer state of this rank's slices, and takes its steps. The factors of a step are computed in
+ * float64 and then rounded, as in torch. */
 #include "zero/update.h"
 #include "backend/base/memory.h"
 #include "backend/base/status.h"

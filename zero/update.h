@@ -14,11 +14,11 @@ struct optimizer_state {
 struct optimizer {
     const struct partition *partition;
     tutti_zero_rule rule;
-    /* These are those of the tutti_zero_config. */
+    /* Copied from the tutti_zero_config. */
     tutti_square_roots *square_roots;
     int64_t square_roots_mode;
     struct optimizer_state *state;                      /* [units], owned */
-    /* The moments and float32 copies are here, if the caller has named a directory. */
+    /* The file that has the moments and float32 copies, if the caller has named a directory. */
     struct state_file file;
     /* This many steps have updated each parameter. */
     uint64_t *steps;                                    /* [parameters], owned */
@@ -37,8 +37,8 @@ tutti_status optimizer_set_slice(struct optimizer *optimizer, int unit, void *sl
    rates: [groups]. */
 void optimizer_update_unit(struct optimizer *optimizer, int unit, const void *gradient, const uint8_t *used,
     const tutti_zero_rates *rates, double scale);
-/* Rounds the float32 values, which the caller has written, to a bfloat16 or float16 slice. Other slices are the
-   values. */
+/* Rounds the float32 values, which the caller has written, to a bfloat16 or float16 slice. Other slices are themselves
+   the values. */
 void optimizer_copy_to_slice(struct optimizer *optimizer, int unit);
 /* Returns the sum of the squares of `gradient`, the averaged gradient of this rank's slice, without padding. */
 double optimizer_sum_squares(const struct optimizer *optimizer, int unit, const void *gradient);

@@ -10,7 +10,7 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-/* tutti_zero_destroy waits DRAIN_MS for ranks that still read this rank's data. MOST_PREFETCH is the highest
+/* tutti_zero_destroy waits at most DRAIN_MS for ranks that still read this rank's data. MOST_PREFETCH is the highest
    `prefetch` of a config. The trace records waits for a gradient buffer that last longer than LEAST_WAIT_NS. ALL_UNITS
    is the unit number of events that belong to no single unit. */
 enum { DRAIN_MS = 2000, MOST_PREFETCH = 1000, LEAST_WAIT_NS = 10000, ALL_UNITS = -1 };
@@ -28,8 +28,8 @@ tutti_status zero_record_failure(tutti_zero *zero, tutti_status status)
     if (status == TUTTI_OK || status_is_refusal() || zero->failure) return status;
     snprintf(zero->why, sizeof zero->why, "%s", status_detail());
     zero_abort_comms(zero);
-    /* A failed asynchronous step has aborted this call's operation and has the cause. After zero_abort_comms it
-       ends. */
+    /* If the asynchronous step has failed, it has aborted the operation of this call, and its error is the cause.
+       zero_abort_comms makes it end. */
     tutti_status async_status = status == TUTTI_ABORTED && zero->async ? async_step_await_end(zero->async) : TUTTI_OK;
     if (async_status != TUTTI_OK && async_status != TUTTI_ABORTED) {
         status = async_status;
@@ -268,7 +268,7 @@ static tutti_status zero_set_first_values(tutti_zero *zero)
     TRY(placement_broadcast_values(&zero->placement));
     for (int u = 0; u < zero->partition.units; u++)
         TRY(optimizer_set_slice(&zero->optimizer, u, placement_get_slice(&zero->placement, u)));
-    /* All ranks have read before any rank writes. */
+    /* The barrier ends when all ranks have read rank 0's values. Until then no rank writes. */
     return tutti_barrier(zero->control_comm, NULL);
 }
 tutti_status tutti_zero_begin(tutti_zero *zero)

@@ -1,7 +1,8 @@
 /* The loops over arrays and their table of functions, compiled once per instruction set. The including file defines
- * WIDTH, the conversion of float16, and KERNELS, the name of the table. A block is one vector from each source. Each
- * block is read whole before it is written, so a destination may be a source. A block's bytes pass through memory once,
- * for any number of sources and destinations. The loops access only elements in [0, count).
+ * WIDTH, the conversion of float16, KERNELS (the name of the table), and ISA and BELOW (its first two members). A block
+ * is one vector from each source. Each block is read whole before it is written, so a destination may be a source. A
+ * block's bytes pass through memory once, for any number of sources and destinations. The loops access only elements in
+ * [0, count).
  *
  * A *lane* is one number of a vector in the type in which it is computed (dtype_get_lane_type), such as float32 for
  * bfloat16. A *part* is a vector of lanes. A vector of elements is unpacked to 1, 2 or 4 parts. */
