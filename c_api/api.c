@@ -116,7 +116,7 @@ int tutti_comm_user_rank(const tutti_comm *comm) { return comm ? comm->group.ran
 tutti_status tutti_comm_place(tutti_comm *comm, int rank, int *host, int *index)
 {
     TRY(call_check_comm(comm));
-    TRY(call_check_rank(comm, rank, "the place asked for:"));
+    TRY(call_check_rank(comm, rank, "tutti_comm_place: rank"));
     struct place place = layout_place(comm->group.layout, rank);
     if (host) *host = place.host;
     if (index) *index = place.index;

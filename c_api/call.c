@@ -187,7 +187,7 @@ static struct operation *request_get_operation(tutti_request *request)
     return (struct operation *)(void *)request->reserved;
 }
 /* Applies timeout, label, factor and algorithm of a request to its operation. Refuses options that the operation cannot
-   have. NULL applies the communicator's timeout. */
+   have. Without a request (NULL) the communicator's timeout applies. */
 static tutti_status operation_apply_options(struct operation *op, tutti_request *request)
 {
     atomic_init(&op->limit.timeout_ms, op->comm->timeout_ms);

@@ -5,7 +5,7 @@
 #include "c_api/call.h"
 #include <math.h>
 
-/* Returns the rows of each rank, except the last ones, if `size` ranks divide `rows` rows. */
+/* Returns how many rows each rank has, except the last ones, if `size` ranks divide `rows` rows. */
 static size_t rows_per_rank(size_t rows, int size) { return rows / (size_t)size + (rows % (size_t)size != 0); }
 tutti_status tutti_norm_rows(size_t rows, int size, int rank, size_t *first, size_t *count)
 {

@@ -18,9 +18,9 @@
  * and gather, and recv == send + rank * count for reduce_scatter and scatter. The forms that end in _v use this rank's
  * offset instead. Any other overlap is refused. After a successful call the caller owns the buffers again at once.
  *
- * Every function returns a tutti_status. For any error, tutti_get_last_error() describes what happened, on which rank,
- * and what to do. Wrong arguments on one rank are *refused* before anything is sent, and the communicator stays
- * unchanged: tutti_last_error_is_refusal() and request.refused are then true. Every other error (a dead peer, a
+ * Functions that can fail return a tutti_status. For any error, tutti_get_last_error() describes what happened, on
+ * which rank, and what to do. Wrong arguments on one rank are *refused* before anything is sent, and the communicator
+ * stays unchanged: tutti_last_error_is_refusal() and request.refused are then true. Every other error (a dead peer, a
  * timeout, ranks that disagree) fails the communicator. Later calls on it return that error until it is destroyed.
  *
  * Versions: tutti_config, tutti_request and tutti_prediction start with their size in the program that was compiled,
@@ -130,7 +130,8 @@ struct tutti_request {
     void *context;
     /* True: the call returns when the operation is over, although it has a request. */
     bool blocking;
-    /* True: `done` may wait for the program's wait, test or detach, or 20 ms: a small operation needs no thread. */
+    /* True: a small operation, and so `done`, may be delayed until the program waits for it, tests it or detaches it,
+       at most 20 ms. Then no other thread need work on it. */
     bool on_demand;
     /* The library sets this if it refuses the call, see tutti_last_error_is_refusal. */
     bool refused;
@@ -141,10 +142,12 @@ struct tutti_request {
     uint64_t reserved[TUTTI_REQUEST_ROOM_BYTES / sizeof(uint64_t)];
     /* The request enters this queue, see tutti_queue_wait. NULL uses none. A queue excludes `blocking` and `done`. */
     tutti_queue *queue;
-    /* Equal on all ranks, so it detects another order of equal calls. PREMUL_SUM, norms and messages have no label. */
+    /* A number that must be equal on all ranks (else MISMATCH). It detects ranks that make similar calls in another
+       order. 0: none. PREMUL_SUM, norms, messages and operations of windows have no label. */
     uint64_t label;
 };
-/* In a label that begins so, each further 4 bits are 1 + a dimension of the tensor, in the order of memory. */
+/* If the highest byte of a label is that of TUTTI_LABEL_ORDER, each further 4 bits are 1 + a dimension of the tensor,
+   in the order in which the dimensions lie in memory. */
 #define TUTTI_LABEL_ORDER (UINT64_C(0xd5) << 56)
 /* All other members are zero. In C, { .struct_size = sizeof(tutti_request), .blocking = true } is equivalent. */
 #define TUTTI_REQUEST_INIT { sizeof(tutti_request), NULL, 0, 0, NULL, NULL, false, false, false, 0, 0, { 0 }, NULL, 0 }
@@ -291,7 +294,8 @@ typedef struct tutti_norm {
    not overlap other buffers. After an error of the group the content of residual is undefined. */
 TUTTI_API tutti_status tutti_all_reduce_norm(const void *send, void *recv, size_t rows, size_t columns,
     tutti_dtype dtype, const tutti_norm *norm, tutti_comm *comm, tutti_request *request);
-/* Returns the rows of a rank. All ranks have equally many, except that the last ones may have fewer or none. */
+/* Returns the first row of a rank and how many rows it has. All ranks have equally many, except that the last ones may
+   have fewer or none. */
 TUTTI_API tutti_status tutti_norm_rows(size_t rows, int size, int rank, size_t *first, size_t *count);
 /* recv is used only on root. */
 TUTTI_API tutti_status tutti_reduce(const void *send, void *recv, size_t count, tutti_dtype dtype, tutti_op op,

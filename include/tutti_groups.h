@@ -54,9 +54,9 @@ TUTTI_API const char *tutti_pipeline_name(int index);
 /* Makes the pipeline of a schedule. chunks is the number of stages of each rank. Schedules: "naive" (one microbatch at
    a time), "gpipe" (all forwards, then all backwards; Huang et al. 2019), "1f1b" (Narayanan et al. 2019), "interleaved"
    (several stages on each rank, in turns; Narayanan et al. 2021), "zb-h1" and "zb-v" (gradients of weights fill the
-   gaps; zb-v has two stages on each rank, down and up again; Qi et al. 2023), "dualpipe-v" (the stages of zb-v,
-   forwards and backwards in pairs; at least twice as many microbatches as ranks; DeepSeek-AI 2025). INVALID_ARGUMENT if
-   the schedule excludes the numbers. */
+   gaps; zb-v has two stages on each rank, up the ranks and down again; Qi et al. 2023), "dualpipe-v" (the stages of
+   zb-v, forwards and backwards in pairs; at least twice as many microbatches as ranks; DeepSeek-AI 2025).
+   INVALID_ARGUMENT if the schedule excludes the numbers. */
 TUTTI_API tutti_status tutti_pipeline_make(tutti_pipeline **out, const char *schedule, int ranks, int chunks,
     int microbatches);
 /* Destroys the pipeline; NULL is allowed. */

@@ -13,7 +13,7 @@
  *
  * Requests, timeouts, errors and threads are as in tutti.h. Operations of a window run beside the collectives and
  * messages of its communicator, in the order of their calls. The library is not told when the program reads or writes
- * its own window, so signals must order this with the puts of peers. */
+ * its own window, so signals must order these accesses and the puts of peers. */
 #pragma once
 #include "tutti.h"
 
@@ -49,7 +49,7 @@ TUTTI_API tutti_status tutti_window_signal(tutti_window *window, int peer, tutti
 TUTTI_API tutti_status tutti_window_wait_signal(tutti_window *window, int peer, tutti_request *request);
 /* Returns the address of a rank's window in this process, if this rank writes it directly, else UNSUPPORTED. A read or
    write there is a read or write of the peer's memory. The address stays valid until the window is freed. When the peer
-   has freed its memory, it may show zeros or other data of the peer. */
+   has freed its memory, reads there may return zeros or other data of the peer. */
 TUTTI_API tutti_status tutti_window_map(tutti_window *window, int peer, void **out);
 /* Each retain adds a reference, and each release drops one; release allows NULL. While a reference is left, addresses
    of tutti_window_map stay valid after tutti_window_free, and other calls are refused. */

@@ -16,12 +16,12 @@
  * The training loop reports its events in this order in each step: `use` before a unit computes, `gradient` and `ready`
  * for each parameter as gradients appear, `step` at the end. The library derives the rest. It sums a unit's gradients
  * while the program computes others, and lets the program use a unit when it is up to date. All ranks sum units in one
- * agreed order. The first step uses the reverse of the units' numbers. Later steps use the order in which units were
- * ready on rank 0 in the first one. Gradients that come in another order are correct too, but wait. All ranks must use
- * SHARDED units in the same order, else they get MISMATCH. The library prefetches the unit that followed the last two
- * uses before.
+ * agreed order. The first step uses descending unit numbers. Later steps use the order in which units were ready on
+ * rank 0 in the first one. Gradients that come in another order are correct too, but wait. All ranks must use SHARDED
+ * units in the same order, else they get MISMATCH. The library prefetches the unit that came next when the last two
+ * uses occurred in this order before.
  *
- * With *async steps* (`ahead`), earlier needs have higher priority, see tutti_zero_config.
+ * With *async steps* (`ahead`), units that are needed earlier have higher priority, see tutti_zero_config.
  *
  * Errors are as in tutti.h. A refused call changes nothing. Any other error ends the tutti_zero, and the program must
  * destroy it. A rank that dies leaves its slice half updated, so training must resume from a checkpoint.
@@ -78,7 +78,7 @@ typedef struct tutti_compression {
     tutti_compression_form form;
     /* TOPK, RANDOMK and THRESHOLD keep this many of 1,024 numbers. */
     int kept;                                           /* 1 to 1,024 */
-    /* INT8 and INT4 round up or down at random, so that the mean is right. */
+    /* INT8 and INT4 round up or down at random, so that the mean of many roundings is the number. */
     bool stochastic;
     /* The residual joins the gradients of the next step (error feedback). It takes 4 bytes for each number that a rank
        packs: all of the model, or the rank's part of it if the ranks of a host sum first. */
@@ -96,7 +96,7 @@ typedef struct tutti_compression {
 
 typedef struct tutti_zero_parameter {
     size_t count;                                       /* elements, at least 1 */
-    /* The units of the parameters ascend. */
+    /* The number of its unit, from 0; not lower than that of the parameter before. */
     int unit;
     /* The group selects the hyperparameters of a step. */
     int group;                                          /* from 0 */
@@ -120,15 +120,16 @@ typedef struct tutti_zero_config {
     int buffers;
     /* The longest wait for another rank's update. 0 selects half an hour. */
     int64_t timeout_ms;
-    /* SHARDED: the number of units that are gathered before they are used. */
+    /* SHARDED: the largest number of units that are gathered ahead of their use. */
     int prefetch;
     /* Async steps: `step` returns when all ranks have reached it. A thread averages, updates and sends first the units
-       that the next forward pass uses first, and the others while that computes. Needs a rule; not for SHARDED. */
+       that the next forward pass uses first, and the others while that pass computes. Needs a rule; not for SHARDED. */
     bool ahead;
     /* The compression of gradients; not for WHOLE. */
     tutti_compression compression;
-    /* Rules ADAM and ADAMW: computes the square roots of second moments, and gets the mode. For the bits of optimizers
-       whose square roots are not correctly rounded. NULL: they are. With `ahead` the thread calls it. */
+    /* Rules ADAM and ADAMW: the function that computes the square roots of second moments, called with
+       square_roots_mode. It gives the same bits as an optimizer whose square roots are not correctly rounded. NULL:
+       they are correctly rounded. With `ahead` the thread of the step calls it. */
     tutti_square_roots *square_roots;
     int64_t square_roots_mode;
     /* The name of the groups in messages, as "zero of GPT", copied; NULL: that of `comm`. */
@@ -147,8 +148,8 @@ typedef struct tutti_zero_config {
 /* Creates a tutti_zero and its arrays for the model in `config`. Collective. MISMATCH if the ranks describe different
    models. */
 TUTTI_API tutti_status tutti_zero_create(tutti_zero **out, const tutti_zero_config *config);
-/* Destroys the tutti_zero; NULL is allowed. It waits at most a moment, while other ranks still gather. In the middle of
-   a step it ends the step of the other ranks with an error. */
+/* Destroys the tutti_zero; NULL is allowed. It waits at most 2 s for other ranks that still gather this rank's slices.
+   In the middle of a step it ends the step of the other ranks with an error. */
 TUTTI_API tutti_status tutti_zero_destroy(tutti_zero *zero);
 /* Returns the address of a parameter, which the tutti_zero owns, or NULL for an invalid number. */
 TUTTI_API void *tutti_zero_parameter_at(const tutti_zero *zero, int parameter);
@@ -194,13 +195,14 @@ TUTTI_API tutti_status tutti_zero_step(tutti_zero *zero, const tutti_zero_rates 
 TUTTI_API tutti_status tutti_zero_claim(tutti_zero *zero);
 /* Collective: takes the step after tutti_zero_claim, when the caller has updated its pieces (rule NONE). */
 TUTTI_API tutti_status tutti_zero_publish(tutti_zero *zero);
-/* Discards the gradients of this step. Collective if any rank has gradients; MISMATCH if other ranks take the step. */
+/* Discards the gradients of this step. Does nothing on a rank without gradients; otherwise collective, and all ranks
+   must have gradients. MISMATCH if other ranks take the step. */
 TUTTI_API tutti_status tutti_zero_drop(tutti_zero *zero);
 
 /* ---- the state of a rank ---- */
 /* A piece is the part of one parameter in this rank's slice. */
 typedef struct tutti_zero_piece {
-    /* The piece has these elements of the parameter. count 0 means an empty piece. */
+    /* The piece has `count` elements of the parameter, from element `at` on. 0: it is empty. */
     size_t at, count;
     /* The step updates this value, which is float64 in units of FLOAT64 and float32 in all others, and its moments.
        Absent moments are NULL. */
@@ -236,7 +238,7 @@ TUTTI_API tutti_status tutti_zero_set_lost(tutti_zero *zero, int parameter, cons
 typedef struct tutti_zero_report {
     size_t struct_size;                                 /* bytes */
     uint64_t steps;
-    /* The caller has waited this long for updates of other ranks, and for sums in gradient, settle and step. */
+    /* How long the caller has waited for updates of other ranks, and for sums in gradient, settle and step. */
     uint64_t waited_use_ns, waited_sums_ns;
     /* This many units were ready before their turn. */
     uint64_t late_units;
@@ -251,7 +253,7 @@ typedef struct tutti_zero_report {
     uint64_t unforeseen;
     /* The rank has sent these bytes of packed gradients. */
     uint64_t packed_bytes;
-    /* The most that gradient_bytes has been. The other two have reached their most. */
+    /* The largest value that gradient_bytes has had. parameter_bytes and state_bytes are already largest values. */
     uint64_t gradient_peak_bytes;
     /* The file in state_directory has these bytes. */
     uint64_t state_file_bytes;
@@ -302,9 +304,8 @@ TUTTI_API tutti_status tutti_compressor_create(tutti_compressor **out, tutti_com
 /* Destroys the compressor; NULL is allowed. */
 TUTTI_API tutti_status tutti_compressor_destroy(tutti_compressor *compressor);
 /* Returns the room for residuals: for arrays of `count` elements, this rank keeps the residuals of *kept elements from
-   *at on. With momentum the
-   residual array is twice as long: first all residuals, then all momentum. *keepers ranks keep residuals of each
-   element. */
+   *at on. With momentum the residual array is twice as long: first all residuals, then all momentum. *keepers ranks
+   keep residuals of each element. */
 TUTTI_API tutti_status tutti_compressor_span(const tutti_compressor *compressor, size_t count, size_t *at, size_t *kept,
     int *keepers);
 /* Collective: averages `data` over all ranks in place, bit-identical on all. FLOAT32 or BFLOAT16. `lost` is this rank's
