@@ -286,7 +286,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module)
     module.attr("tutti_version") = TUTTI_VERSION;
     module.attr("library_version") = tutti_get_version();
     py::module_::import("torch.distributed");
-    /* An error finds the module loaded even if the process has run out of memory or file descriptors. */
+    /* Loaded now, so that an error finds its class even if the process has run out of memory or file descriptors. */
     py::module_::import("torch_tutti.exceptions");
     options_class_bind(module);
     group_class_bind(module);

@@ -25,7 +25,7 @@ class Calls {
   private:
     friend class CallGuard;
     static constexpr unsigned kRefused = 1, kOne = 2;
-    /* Counts the call named `call`, or throws AbortedError if calls are refused. leave() ends the count. */
+    /* Counts the call named `call`, or throws AbortedError if calls are refused. leave() uncounts it. */
     void enter(const char *call);
     void leave() { count_.fetch_sub(kOne); }
     /* kOne for each call that runs, plus kRefused while new calls are refused. */

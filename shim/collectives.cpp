@@ -64,7 +64,8 @@ WorkPointer ProcessGroupTutti::broadcast(Tensors &tensors, const c10d::Broadcast
     Footprint footprint(call.name());
     FlatTensor flat(tensors_get_single(call.name(), tensors));
     Buffer b = root == getRank() ? footprint.input(flat.tensor()) : footprint.output(flat.tensor(), { "input" });
-    /* All ranks refuse such a tensor, so that no other rank waits for the root. */
+    /* The root, too, refuses a tensor whose elements share memory: the other ranks refuse theirs, and the root would
+     * wait for them. */
     tensor_check_elements_apart(call.name(), { "input" }, flat.tensor());
     footprint.outputs = tensors;
     return launch(call, std::move(footprint), [&](tutti_comm *comm, tutti_request *request) {
@@ -168,7 +169,7 @@ template <typename Check>
 static void coalesced_check_pairs(const char *call, const Tensors &outputs, const Tensors &inputs, Check check)
 {
     lists_check_equal_lengths(call, outputs.size(), inputs.size());
-    /* It stays empty, and only compares the devices. */
+    /* The footprint stays empty. It only checks the tensors and compares their devices. */
     Footprint footprint(call);
     for (size_t i = 0; i < inputs.size(); i++) {
         Buffer out = footprint.check_output(outputs[i], { "output", i });

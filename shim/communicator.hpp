@@ -21,8 +21,8 @@ struct Error : torch::PyTorchError {
 [[noreturn]] void error_throw(tutti_status status, const std::string &text);
 /* Throws with the text of this thread's last error in the core. */
 [[noreturn]] void error_throw_last(tutti_status status);
-/* Returns the text of an exception. Of torch's it leaves out the frames of the stack, because naming them takes up to a
- * minute with torch's builds for CUDA. */
+/* Returns the text of an exception, without the stack frames that torch's exceptions add, because naming them takes up
+ * to a minute with torch's builds for CUDA. */
 std::string error_text(const std::exception &error);
 
 /* ---- the communicator ---- */

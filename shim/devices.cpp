@@ -68,8 +68,8 @@ void Footprint::fetch()
     WithoutObservers unobserved;
     std::vector<c10::Device> involved = devices();
     for (const Copy &copy : fetches_) copy.to.copy_(copy.from, /*non_blocking=*/true);
-    /* This includes the devices of pure outputs: another stream may copy the result than the stream that used the
-     * tensor last. */
+    /* Devices that have only outputs count, too: the stream that will copy the result may not be the stream that used
+     * the tensor last. */
     for (c10::Device device : involved) device_get_current_stream(device).synchronize();
 }
 /* Copies results to tensors on the host. No profiler sees these copies, because its callbacks may need the GIL. */

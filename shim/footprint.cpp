@@ -231,7 +231,7 @@ PartList::PartList(Footprint &footprint, const char *role, const Tensors &tensor
     if (!make_addressable()) pack();
 }
 /* Sets data, bytes and offsets to use the tensors in place. Returns false if a part is on a device or not contiguous,
- * or if its distance from the lowest address is no multiple of an element. */
+ * or if its distance from the lowest address is no multiple of the size of an element. */
 bool PartList::make_addressable()
 {
     size_t element = tutti_dtype_bytes(parts[0].dtype);

@@ -98,8 +98,8 @@ static std::string store_get_host(c10::intrusive_ptr<c10d::Store> store, int ran
 }
 /* The size of the last group of all ranks that this process has joined, or 0. */
 static std::atomic<int> job_size{ 0 };
-/* True if all members are ranks of the job. A process that has come later has no such rank, as a late worker of a
- * parameter server. */
+/* True if all members are ranks of the job. A process that started later, such as a late worker of a parameter server,
+ * has no rank in it. */
 static bool members_are_of_job(const std::vector<uint64_t> &members)
 {
     return std::all_of(members.begin(), members.end(), [](uint64_t member) { return member < uint64_t(job_size); });

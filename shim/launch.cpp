@@ -30,8 +30,8 @@ bool call_options_close_block(uint64_t block)
     return true;
 }
 
-/* Sets the operation's timeout and algorithm, from the call if it has a timeout, else from the innermost block that has
- * one. Messages take no algorithm. */
+/* Sets the operation's timeout: that of the call, else of the innermost block that has one. Sets its algorithm: that of
+ * the innermost block that has one. Messages take no algorithm. */
 static void operation_apply_options(Operation &operation, const Call &call)
 {
     operation.request.timeout_ms = std::max<int64_t>(call.timeout.count(), 0);
@@ -210,7 +210,7 @@ c10::intrusive_ptr<Work> ProcessGroupTutti::make_work(const Call &call, const Te
     work->set_timeout(options_->timeout + work->extension);
     return work;
 }
-/* Takes back the numbers of an operation that the core has refused. */
+/* Takes back the flight recorder's numbers and, for a collective outside of coalescing, the group's sequence number. */
 void ProcessGroupTutti::take_back_number(const Call &call, Work &work, const Operation &operation)
 {
     if (operation.record) recorder::record_mark_refused(operation.record, work.numbers);

@@ -1,7 +1,7 @@
-/* Handles, and how the members of a change meet in the store. Each member writes two keys: its record, and a key named
- * after the uuid and the digest of the handles. When all members have written the second key, all have asked for the
- * same change. A member that waits reads the records of the others, and fails at once if one of them can no longer
- * come. */
+/* Handles, and how the members of a change find each other in the store. Each member writes two keys: its record, and
+ * a key named after the uuid and the digest of the handles. When all members have written the second key, all have
+ * asked for the same change. A member that waits reads the records of the others, and fails at once if one of them can
+ * no longer take part. */
 #include "shim/member.hpp"
 #include <algorithm>
 #include <c10/util/Exception.h>
@@ -194,7 +194,7 @@ void Member::end(const Roster &roster, tutti_status status, const std::string &w
 }
 
 /* ---- waiting for the others ---- */
-/* Returns why the member `other`, which has published `record`, can no longer come, or an empty text if it still
+/* Returns why the member `other`, which has published `record`, can no longer take part, or an empty text if it still
  * can. */
 static std::string record_find_reason(const Roster &roster, const Handle &other, const MemberRecord &record)
 {

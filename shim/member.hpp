@@ -58,7 +58,7 @@ class ChangeCheck {
         : member_(member), roster_(roster), interrupted_(interrupted)
     {}
     const Roster &roster() const { return roster_; }
-    /* Throws AbortedError with the reason `interrupted`, which this member has published by then. From time to time it
+    /* If `interrupted` has a reason, publishes it for the other members and throws AbortedError. From time to time it
      * also reads the records of the others, and throws if one of them can no longer take part. */
     void run();
 
@@ -68,7 +68,7 @@ class ChangeCheck {
     const std::atomic<const char *> &interrupted_;
     using Time = std::chrono::steady_clock::time_point;
     const Time began_ = std::chrono::steady_clock::now();
-    /* The records of the others were read then. */
+    /* When the records of the others were last read. */
     Time read_ = began_;
 };
 
@@ -111,7 +111,7 @@ class Member {
     std::optional<MemberRecord> read_record(const std::string &member);
     /* Throws if a member can no longer take part in the change. */
     void check_others(const Roster &roster);
-    /* Throws TimeoutError, which names the members that have not come. */
+    /* Throws TimeoutError, which names the members that have not published their arrival. */
     [[noreturn]] void fail_late(const Roster &roster, std::chrono::milliseconds waited);
 
     const c10::intrusive_ptr<c10d::Store> store_;

@@ -10,8 +10,8 @@ namespace tutti {
 
 /* Returns an uninitialized tensor that stays in shared memory when it is resized. MemoryError names the bytes. */
 at::Tensor shared_tensor_allocate(at::IntArrayRef sizes, at::ScalarType type);
-/* A block. Each CPU tensor that a thread allocates between enter() and exit() is in shared memory. The caller holds the
- * GIL. */
+/* A block `with torch_tutti.shared_tensors()`. Each CPU tensor that a thread allocates between enter() and exit() is in
+ * shared memory. The caller holds the GIL. */
 class SharedBlock {
   public:
     void enter();

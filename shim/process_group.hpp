@@ -1,6 +1,6 @@
 /* The backend of torch.distributed. Every method checks its tensors, turns them into buffers, and makes one call of
  * include/tutti.h for each operation. All communication happens in the core. All ranks of the group must call a method
- * unless its comment says otherwise. */
+ * that communicates, unless its comment says otherwise. */
 #pragma once
 #include "shim/calls.hpp"
 #include "shim/member.hpp"
@@ -21,7 +21,7 @@ struct Options final : c10d::Backend::Options {
     {}
     /* Overrides a virtual function of torch 2.14, which clones the options for the groups that it splits off. */
     c10::intrusive_ptr<c10d::Backend::Options> clone() const { return c10::make_intrusive<Options>(*this); }
-    /* A list such as "allreduce=ring,broadcast=chain". The core chooses for every other collective. */
+    /* A list such as "allreduce=ring,broadcast=chain". For a collective that is not in the list the core chooses. */
     std::string algorithm;
     /* getFuture waits until the operation is over, so its future is complete when the caller gets it. */
     bool blocking_futures = false;
@@ -97,7 +97,8 @@ class ProcessGroupTutti final : public c10d::Backend {
     std::string reconfigure_handle() const;
     /* Replaces the members by those of the handles. All new members call it with the same handles. Ends running calls
      * of this group with an error, and refuses calls of other threads until it returns. Returns the changed group: this
-     * one, or before torch 2.14 a new one. After an error all calls of the group are refused until the next change. */
+     * one, or before torch 2.14 a new one. Wrong arguments leave the group unchanged. After any other error all calls
+     * of the group are refused until the next change. */
     c10::intrusive_ptr<ProcessGroupTutti> change_members(const Change &change);
 #ifdef C10D_BACKEND_HAS_RECONFIGURE
     WorkPointer reconfigure(const c10d::ReconfigureOptions &options) override;
@@ -234,8 +235,8 @@ class ProcessGroupTutti final : public c10d::Backend {
     friend class WindowTutti;
     /* Makes the call of the core that starts an operation. */
     using Start = c10::function_ref<tutti_status(tutti_comm *, tutti_request *)>;
-    /* Runs `calls` and collects the operations that they start under one Work, which it returns. If this thread already
-     * coalesces calls of the group, that is the Work of the outer calls. */
+    /* Runs `calls` and collects the operations that they start under one Work, which it returns: a new Work, or if this
+     * thread already coalesces calls of the group, the Work of that coalescing. */
     WorkPointer coalesce(const Call &call, const Tensors &inputs, c10::function_ref<void()> calls);
     /* Starts an operation on the memory of the footprint and returns its Work. If this thread estimates times, it only
      * estimates the operation; if a profiler runs, it records the operation. A blocking call returns after the end. */
@@ -246,7 +247,7 @@ class ProcessGroupTutti final : public c10d::Backend {
     bool run_directly(Start begin);
     /* Starts an operation inside a range of the profiler. */
     WorkPointer start_recorded(const Call &call, Footprint footprint, Start begin);
-    /* Takes back the numbers of an operation that the core has refused. */
+    /* Takes back the group's sequence number and the flight recorder's numbers, which a refused operation has used. */
     void take_back_number(const Call &call, Work &work, const Operation &operation);
     /* Returns a new Work for a call on this thread. A profiler records the inputs. */
     c10::intrusive_ptr<Work> make_work(const Call &call, const Tensors &inputs);
@@ -295,7 +296,8 @@ class ProcessGroupTutti final : public c10d::Backend {
     bool is_estimating() const;
     /* Adds the predicted time of the call to this thread's estimate. Returns a Work that is over. */
     WorkPointer estimate(const Call &call, const Footprint &footprint);
-    /* True if options, coalescing, timing, a profiler, the recorder or an estimate rule out a call without a Work. */
+    /* True if the next call needs a Work, because of options, coalescing, timing, a longer timeout, a profiler, the
+     * recorder or an estimate. */
     bool needs_work() const;
     /* Starts the send or receive that `call` describes. */
     WorkPointer message(const Call &call, Tensors &tensors, int tag);
@@ -304,7 +306,7 @@ class ProcessGroupTutti final : public c10d::Backend {
     size_t size() const { return static_cast<size_t>(getSize()); }
 
     c10::intrusive_ptr<Options> options_;
-    /* Groups of one process have different numbers. A thread finds the Work that it coalesces by the number. */
+    /* Groups of one process have different numbers, by which a thread finds the Work into which it coalesces calls. */
     const uint64_t number_ = process_take_group_number();
     /* The number of forks in the process that made the group. */
     const unsigned process_ = process_count_forks();

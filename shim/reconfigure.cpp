@@ -1,7 +1,7 @@
 /* Changes the members of a group. The group first ends its old membership: no new call gets in, the communicator
- * closes, so that running calls end with an error, and the changing thread waits until they are out. Then the members
- * meet in the store (member.cpp), join a new communicator there, and let calls in again. So each call sees one
- * membership, and a failed change leaves a group that only a further change can use. */
+ * closes, so that running calls end with an error, and the changing thread waits until they have returned. Then the
+ * members find each other in the store (member.cpp), join a new communicator there, and let calls in again. So each
+ * call sees one membership, and after a failed change only a further change makes the group usable. */
 #include "shim/gil.hpp"
 #include "shim/join.hpp"
 #include "shim/process_group.hpp"

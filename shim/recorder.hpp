@@ -17,7 +17,7 @@ namespace tutti {
 
 /* The numbers of one call, which coalesced operations share. */
 struct RecordedNumbers {
-    /* The group's collectives, and its messages (sends and receives), up to and including this call. */
+    /* How many collectives and messages (sends and receives) the group has had, up to and including this call. */
     uint64_t collective = 0;
     uint64_t message = 0;
     /* The numbers have been assigned. */

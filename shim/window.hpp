@@ -12,7 +12,8 @@ class WindowTutti final : public c10d::Window {
   public:
     /* The window has no tensor before tensor_register(). */
     explicit WindowTutti(c10::intrusive_ptr<ProcessGroupTutti> group) : group_(std::move(group)) {}
-    /* Frees a window that still has a tensor without the other ranks. Their later calls that need it are refused. */
+    /* Frees the window, without a call of the other ranks. If the window still has a tensor, their later puts, signals
+     * and maps are refused. */
     ~WindowTutti() override { forget(); }
 
     /* All ranks must call these two. With `owning` the window keeps the tensor alive. */

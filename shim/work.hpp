@@ -24,7 +24,7 @@ struct Operation {
     Footprint footprint;
     /* The id of the operation in the flight recorder, or 0. */
     uint64_t record = 0;
-    /* Exists if a tensor of the footprint is on a device. */
+    /* Exists if a tensor of the footprint has a staging buffer. */
     std::shared_ptr<PendingCopy> pending_copy;
     /* Outcome and error text are valid once the Work is settled or `over` is true. */
     tutti_status outcome = TUTTI_IN_PROGRESS;
