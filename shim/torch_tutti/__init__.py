@@ -2,15 +2,15 @@
 
     torchrun --nproc-per-node 2 train.py    with dist.init_process_group("tutti") in train.py; no import is needed
 
-This module holds what users may want besides that: `take_over()` for programs that ask for another backend,
-`monitored_barrier()`, `options()` for a stretch of calls, `all_reduce()` without torch's overhead, `all_reduce_norm()`
-for inference, tensors that peers can reach (`empty()`, `shared_tensors()`, `share_buckets()`), ZeRO (`zero.shard()`),
-gradients in fewer bytes (`compression.compress()`), which ranks work together (`grid()`), layers that they divide
-(`parallel`), in which order stages of a pipeline work, and what runs them (`Pipeline`), mixtures of experts
-(`experts`), a parameter server (`ps.join()`), other members after a failure (`reconfigure()`), `info()`, `waiting()`,
+This module has more for users: `take_over()` for programs that ask for another backend, `monitored_barrier()`,
+`options()` for the calls of a block, `all_reduce()` without torch's overhead, `all_reduce_norm()` for inference,
+tensors that peers can read in place (`empty()`, `shared_tensors()`, `share_buckets()`), ZeRO (`zero.shard()`),
+gradients in fewer bytes (`compression.compress()`), grids of ranks that work together (`grid()`), layers that are
+divided among ranks (`parallel`), schedules of pipelines and their runner (`Pipeline`), mixtures of experts (`experts`),
+a parameter server (`ps.join()`), a change of the members after a failure (`reconfigure()`), `info()`, `waiting()`,
 `schedule()`, `dump_trace()`, `get_include()`, `Options` and the exceptions.
-Importing it imports neither torch nor the library: torch itself imports it at start-up, through the entry point in
-`_autoload`, so everything here loads when used.
+Importing this module imports neither torch nor the library: torch itself imports it at start-up, through the entry
+point in `_autoload`, so each part loads when it is first used.
 """
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Registers the backend "tutti" in torch. torch calls `register` at the end of `import torch`, in every process, even
 if it never uses tutti. So no library is loaded before the first group is made. `register` must not raise, because
 that would break `import torch`, and it must not import torch, which is not complete yet when a program imports this
-package first. Where TUTTI_TAKE_OVER is set, `register` also begins the take-over (`_takeover`).
+package first. If TUTTI_TAKE_OVER is set, `register` also begins the take-over (`_takeover`).
 """
 from __future__ import annotations
 

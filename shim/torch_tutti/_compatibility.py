@@ -1,4 +1,4 @@
-"""Makes functions of torch accept tutti groups that torch reserves to other backends, although tutti supports them.
+"""Makes some functions of torch accept tutti groups: those that torch reserves to other backends, but tutti supports.
 
 `install` replaces these functions by wrappers when the first tutti group of the process is made. `undo` puts torch's
 own functions back. A wrapper calls torch's function if the group is not tutti's. Code that bound torch's function

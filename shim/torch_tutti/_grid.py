@@ -135,9 +135,10 @@ def _is_alive(group: Any) -> bool:
 
 
 def _make_group(ranks: tuple[int, ...], backend: str, desc: str, count: int) -> dist.ProcessGroup:
-    """Returns torch's new group of these ranks, whose `count`th it is. Collective over these ranks. A name of its own
-    makes it independent of other groups: new_group with local synchronization names a group by the number of groups
-    that the rank is in, and ranks with different numbers would wait for each other."""
+    """Makes torch's group of these ranks. Collective over these ranks. count: how many groups of these ranks and this
+    backend grids have made before. A name of its own makes the group independent of other groups: new_group with local
+    synchronization names a group by the number of groups that the rank is in, and ranks with different numbers would
+    wait for each other."""
     import torch.distributed as dist
 
     from torch_tutti._extension import backend_of

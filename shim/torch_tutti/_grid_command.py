@@ -151,7 +151,8 @@ def add_parser(commands: Any) -> None:
     grid.add_argument("--expert-tp", type=whole(1), help="ranks that share an expert (default: as tp)")
     grid.add_argument("--dp", type=whole(1), help="ranks that have different batches (default: the remaining factor)")
     grid.add_argument("--order", default=ORDER, help="names, the fastest varying first (default: %(default)s)")
-    grid.add_argument("--inside", metavar="NAMES", help="fail unless these groups stay on their host, as in tp")
+    grid.add_argument("--inside", metavar="NAMES",
+                      help="axes, such as tp: fail if one of their groups is on several hosts")
     grid.add_argument("--all", action="store_true", help="show all groups, not only the first four of each kind")
     grid.add_argument("--picture", type=picture, metavar="FILE", help="draw the ranks, coloured by group and host "
                                                                       f"({', '.join(PICTURES)})")

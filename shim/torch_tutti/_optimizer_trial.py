@@ -20,7 +20,8 @@ _STEPS = 6
 _LONGEST = {1: 4096, 2: 256}
 _LONGEST_OF_MANY = 32
 # Two results are equal if they differ by at most this much, relative to the largest change of a value. A trial runs in
-# float32 only if the optimizer cannot step float64. Elementwise optimizers differ by roundings of the last elements.
+# float32 only if the optimizer cannot step float64. An elementwise optimizer may round the last elements of a piece
+# differently.
 _TOLERANCES = {torch.float64: 1e-6, torch.float32: 1e-4}
 Options = dict[str, Any]
 Group = dict[str, Any]
@@ -73,8 +74,8 @@ def step_without_hooks(optimizer: torch.optim.Optimizer, kind: type[torch.optim.
 
 
 def _independent_clone(given: torch.optim.Optimizer, groups: list[Group]) -> torch.optim.Optimizer:
-    """Returns optimizer_like(), of which no attribute is an object of `given`; where it would have a parameter of
-    `given`, it has an empty one."""
+    """Returns optimizer_like() with copies of the attributes of `given`, except objects that cannot be copied. Where an
+    attribute has a parameter of `given`, the copy has an empty parameter."""
     clone = optimizer_like(given, groups)
     empty = {id(parameter): torch.nn.Parameter(torch.empty(0, device="cpu"))
              for group in given.param_groups for parameter in group["params"]}
@@ -99,9 +100,9 @@ def settings_of(group: Group) -> dict[str, Any]:
 def examine(optimizer: torch.optim.Optimizer, groups: Sequence[Group], call: str, advice: str,
             shape_of: Callable[[Tensor], torch.Size] = lambda parameter: parameter.shape) -> Finding:
     """Returns what an optimizer looks at. It, its parameters and the random state stay as they are. groups: its groups.
-    call, advice: the begin and the end of error texts. shape_of: returns the shape of a parameter in the model. Raises
-    NotImplementedError if the optimizer looks at several parameters together in another way than by a clip, or cannot
-    be stepped in a trial."""
+    call, advice: the beginning and the end of error texts. shape_of: returns the shape of a parameter in the model.
+    Raises NotImplementedError if the optimizer looks at several parameters together in another way than by a clip, or
+    cannot be stepped in a trial."""
     refuse_known(optimizer, call)
     try:
         found: Finding = _in_trial(lambda: _examine(optimizer, groups, shape_of))
@@ -111,8 +112,8 @@ def examine(optimizer: torch.optim.Optimizer, groups: Sequence[Group], call: str
 
 
 def refuse_idle(optimizer: torch.optim.Optimizer, call: str, advice: str) -> None:
-    """Raises NotImplementedError if the steps of an optimizer change no parameter of its groups, as if it wraps another
-    one. One that cannot be stepped in a trial is taken. call, advice: as for examine()."""
+    """Raises NotImplementedError if the steps of an optimizer change no parameter of its groups, for example because it
+    wraps another optimizer. Accepts an optimizer that cannot be stepped in a trial. call, advice: as in examine()."""
     try:
         _in_trial(lambda: _first_run(optimizer, optimizer.param_groups, lambda parameter: parameter.shape))
     except _Idle as error:
@@ -190,7 +191,7 @@ def _reduce_groups(groups: Sequence[Group], shape_of: Callable[[Tensor], torch.S
 
 
 def _trial_options(options: Options, changes: Options) -> Options:
-    """Returns a copy of a group's options for a trial, with the given changes: a learning rate that is not zero."""
+    """Returns a copy of a group's options for a trial, with the given changes and a learning rate that is not zero."""
     copied = {**copy.deepcopy(options), **{name: value for name, value in changes.items() if name in options}}
     if copied.get("lr") is not None:
         copied["lr"] = torch.full_like(copied["lr"], 0.01) if torch.is_tensor(copied["lr"]) else 0.01
@@ -240,7 +241,7 @@ def _orthogonal(gradient: Tensor, value: Tensor) -> Tensor:
 
 
 def _are_equal(trial: _Trial, results: Iterable[Tensor], others: Iterable[Tensor]) -> bool:
-    """True if two lists of changes are equal but for rounding. NaN is equal to nothing."""
+    """True if two lists of changes are equal but for rounding. A NaN makes them unequal."""
     return all(bool((one - other).abs().max() <= _TOLERANCES[trial.dtype] * one.abs().max())
                for one, other in zip(results, others))
 

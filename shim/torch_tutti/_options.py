@@ -20,8 +20,8 @@ class options:
     algorithm: a name, for every collective that has an algorithm of that name, or choices such as
     "allreduce=ring,broadcast=chain"; the same on all ranks. timeout: for each operation; a timeout of the call itself
     has precedence. Blocks may be nested; the innermost one decides. Other threads are not affected. Raises ValueError
-    for an unknown name (in choices the first such collective raises it) and for a timeout below a millisecond, and
-    RuntimeError if a block is left on another thread than the one that entered it.
+    for an unknown name (if it is in choices, the first collective in the block raises the error) and for a timeout
+    below a millisecond, and RuntimeError if a block is left on another thread than the one that entered it.
     """
 
     def __init__(self, *, algorithm: str = "", timeout: timedelta | None = None) -> None:

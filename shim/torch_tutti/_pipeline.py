@@ -173,8 +173,8 @@ class Pipeline:
         return Runner(self, stages, loss_fn, group, replicas)
 
     def on_torch(self, stages: Sequence[PipelineStage], **options: Any) -> Any:
-        """Returns torch's own runtime for this schedule: step(), and eval() except for zb-v, for which torch's own
-        eval() fails, too. stages: those of this rank (stages_of()). options: of torch's schedule, such as loss_fn."""
+        """Returns torch's own runtime for this schedule, with step() and eval(). For zb-v eval() fails, as it does in
+        torch's own zb-v. stages: those of this rank (stages_of()). options: of torch's schedule, such as loss_fn."""
         from torch.distributed.pipelining.schedules import _PipelineScheduleRuntime
         ordered = sorted(stages, key=lambda stage: stage.stage_index)
         wrong = [stage for stage in ordered if stage.num_stages != self.stages or stage.group_size != self.ranks]

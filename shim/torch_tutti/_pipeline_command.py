@@ -15,7 +15,7 @@ def formula(pipeline: Pipeline) -> float:
     """Returns the share of the time in which a rank waits, if all stages take equally long, and a forward as long as
     each half of a backward."""
     ranks, microbatches, chunks = pipeline.ranks, pipeline.microbatches, pipeline.chunks
-    # the waiting time of a rank, in forwards
+    # the waiting time of a rank, in times of a forward
     idle = {"naive": ranks * microbatches * 3 - microbatches * 3, "gpipe": (ranks - 1) * 3, "1f1b": (ranks - 1) * 3,
             "interleaved": (ranks - 1) * 3, "zb-h1": ranks - 1, "zb-v": ranks - 1,
             "dualpipe-v": ranks - 1}[pipeline.name]
@@ -39,7 +39,7 @@ def report(pipeline: Pipeline, options: argparse.Namespace) -> list[str]:
     least = " at least" if pipeline.name == "zb-v" else ""
     by_formula = f"; by the formula for equal stages{least} {formula(pipeline):.1%}" if is_equal else ""
     return [*lines, "", f"takes {timing.makespan:g}; bubble {max(timing.bubbles):.1%} at most{by_formula}; held: "
-                        "activations of a microbatch in a stage, at a time"]
+                        "the most activations (of a microbatch in a stage) that a rank keeps at a time"]
 
 
 def draw(pipeline: Pipeline, options: argparse.Namespace) -> None:
@@ -108,11 +108,13 @@ def add_parser(commands: Any) -> None:
     pipeline.add_argument("--stages", type=whole(1), default=4, help="ranks of the pipeline (default: %(default)s)")
     pipeline.add_argument("--chunks", type=whole(1), help="stages of each rank (default: 1; interleaved, zb-v and "
                                                               "dualpipe-v 2)")
-    pipeline.add_argument("--microbatches", type=whole(1), default=8, help="of a step (default: %(default)s)")
-    for name, meaning in (("forward", "of a stage forward"), ("backward", "of its inputs backward"),
-                       ("weight", "of its weights backward")):
+    pipeline.add_argument("--microbatches", type=whole(1), default=8,
+                          help="microbatches of a step (default: %(default)s)")
+    for name, meaning in (("forward", "time of a stage's forward"), ("backward", "time of its backward of inputs"),
+                          ("weight", "time of its backward of weights")):
         pipeline.add_argument(f"--{name}", type=_time, default=1.0, metavar="TIME", help=f"{meaning} (default: 1)")
-    pipeline.add_argument("--message", type=_time, default=0.0, metavar="TIME", help="between ranks (default: 0)")
+    pipeline.add_argument("--message", type=_time, default=0.0, metavar="TIME",
+                          help="time of a message between ranks (default: 0)")
     pipeline.add_argument("--csv", action="store_true", help="print it as torch.distributed.pipelining reads it")
     pipeline.add_argument("--picture", type=picture, metavar="FILE", help=f"draw it ({', '.join(PICTURES)})")
     pipeline.set_defaults(run=_run)

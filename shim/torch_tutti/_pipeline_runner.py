@@ -140,12 +140,12 @@ class Runner:
         """Runs a forward and a backward pass of a batch. Collective. args: the inputs of the first stage, used on its
         rank; target: of the loss, a tensor or a tuple of tensors, used on the rank of the last stage. Both are divided
         along dimension 0 into microbatches; the first ones may have one row more. count: the count of the batch, if
-        loss_fn returns (sum, count) and the program knows it, used on the rank of the last stage: no gradient changes
-        at the end of the step. keywords: keyword arguments of this rank's stages, without gradients, such as masks.
-        Tensors in them, also in tuples, lists and dicts, are divided like args, but those with a first dimension of 1
-        or none, and other objects, are given to all microbatches.
+        loss_fn returns (sum, count) and the program knows it, used on the rank of the last stage; then no gradient
+        changes at the end of the step. keywords: keyword arguments of this rank's stages, without gradients, such as
+        masks. Tensors in them, also in tuples, lists and dicts, are divided like args, but those with a first dimension
+        of 1 or none, and other objects, are given to all microbatches.
 
-        On the rank of the last stage returns the detached loss of the batch; None on others. It is the mean over
+        On the rank of the last stage returns the detached loss of the batch; None on others. The loss is the mean over
         microbatches weighted by their rows, or the sum of sums divided by the sum of counts. Gradients are added to
         p.grad, like backward(). For a loss that is a mean over rows, or a sum and a count, they equal those of one
         process with the whole batch. Raises ValueError on all ranks if a rank's arguments are invalid. A later failure
@@ -257,8 +257,8 @@ class Runner:
                 self.replicas.abort()
 
     def _train(self, step: Step, loss_count: float | None) -> None:
-        """Runs a training step. Where loss_fn returns (sum, count), or may do so, in the first step, multiplies the
-        gradients of the step by the remaining factor at its end."""
+        """Runs a training step. In the first step, and in later ones if loss_fn returned (sum, count) in the first,
+        adds up the counts at the end of the step, and multiplies the step's gradients by the remaining factor."""
         modules, factor = self._share.stages.values(), 1.0
         sharded = ShardedStages(modules)
         if self._is_counted is False:

@@ -18,8 +18,8 @@ from torch import Tensor, nn
 
 class Totals(NamedTuple):
     """The totals of a step, equal on all ranks of the pipeline. is_counted: loss_fn returned (sum, count). loss, count:
-    the sums of both. scale: the factor of the sums in backward passes. is_final: they need no other factor. held:
-    on how many ranks zero holds gradients of several steps."""
+    the total of the sums and that of the counts. scale: the factor of the sums in backward passes. is_final: gradients
+    with this scale need no further factor. held: on how many ranks zero holds gradients of several steps."""
     is_counted: bool
     loss: float
     count: float

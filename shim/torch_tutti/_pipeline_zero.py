@@ -41,14 +41,14 @@ class ShardedStages:
 
     @torch.no_grad()
     def finish(self, factor: float) -> None:
-        """Multiplies the gradients by a factor, and lets zero average them, unless the program holds them. The ranks
-        average them later: collective over the groups of zero, at optimizer.step() at the latest."""
+        """Multiplies the gradients by a factor, and lets zero average them over its groups, at optimizer.step() at the
+        latest. Does nothing if the program holds the gradients (is_held). Collective over the groups of zero."""
         for manager, numbers in self._numbers_of.items() if not self.is_held else ():
             for number in sorted(numbers, reverse=True):
                 parameter = manager.managed[number].parameter
                 make_room([parameter])
                 if parameter.requires_grad and _multiply(manager, number, factor):
-                    # one more pass, which adds 0
+                    # one more backward pass: it adds 0, and zero's hooks then average the gradient
                     torch.autograd.backward([parameter], [parameter.new_zeros(()).expand_as(parameter)])
 
 
@@ -64,7 +64,7 @@ def _multiply(manager: Any, number: int, factor: float) -> bool:
 
 
 def make_room(parameters: Iterable[nn.Parameter]) -> None:
-    """Removes the gradients that zero shows in `grad`, where torch's functions for divided backward passes add."""
+    """Removes the gradients that zero shows in `grad`: torch's functions for divided backward passes add to `grad`."""
     gradients = sys.modules.get("torch_tutti.zero._gradients")
     for parameter in parameters if gradients else ():
         if isinstance(parameter.grad, gradients.DividedGradient):

@@ -40,10 +40,10 @@ def reconfigure(handles: Iterable[str], *, uuid: int, timeout: timedelta | None 
     returns. Groups that new_group made before fail from now on; make them again. From torch 2.14 on the objects of the
     default group stay valid. Before, torch.distributed.group.WORLD is another object.
 
-    Raises ValueError for handles that are damaged, of another job, double, or without this process; MismatchError for
-    a uuid that was already used, a stale handle, or members that disagree; TimeoutError that names the members that
-    have not come. After wrong arguments of this process the group is unchanged. After any other error it is refused
-    until the next reconfigure, with another uuid and new handles.
+    Raises ValueError for handles that are damaged, of another job, given twice, or without that of this process;
+    MismatchError for a uuid that was already used, a stale handle, or members that disagree; TimeoutError that names
+    the members that have not called it. After wrong arguments of this process the group is unchanged. After any other
+    error all calls of the group are refused until the next reconfigure, with another uuid and new handles.
     """
     if isinstance(handles, str):
         raise TypeError("reconfigure: handles must be a list or a set of texts, not one text")

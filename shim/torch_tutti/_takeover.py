@@ -3,7 +3,7 @@
 torch.distributed creates all groups by one function, `_new_process_group_helper`. During a take-over a wrapper replaces
 it, which asks for "tutti" if the program asked for a name that was taken over. All functions that create groups call
 it: `init_process_group`, also without a backend and with pairs as in "cpu:gloo,cuda:nccl", `new_group`, DeviceMesh,
-also if they were imported earlier.
+also if the program imported them before the take-over.
 
 Invariants: a group keeps the name that its program asked for, so `get_backend` returns "nccl" and comparisons in the
 program still work; `get_backend_config` returns what the group runs on. When the last take-over of a name ends, its
@@ -44,8 +44,8 @@ _announced: tuple[int, frozenset[str]] = (0, frozenset())
 
 
 class TakeOver:
-    """A take-over that lasts until `undo()`, or until the end of a `with` block. Existing groups stay tutti's, and are
-    named "tutti" then.
+    """A take-over that lasts until `undo()`, or until the end of a `with` block. Then its groups stay on tutti, and
+    get the name of what they run on.
 
     names: the backends that are taken over.
     """

@@ -102,8 +102,8 @@ class _Core:
             self._calls.tutti_compressor_destroy(self._made)
 
     def span(self, count: int) -> tuple[int, int, int]:
-        """Returns (offset, number of elements, number of ranks) for an array of `count` elements: this rank keeps the
-        residual of the elements from the offset on, and so many ranks keep the residual of each element."""
+        """Returns (offset, elements, ranks) for `count` elements: this rank keeps the residual of that number
+        of elements, from the offset on, and that number of ranks keeps the residual of each element."""
         offset, kept_count, keepers = c_size_t(), c_size_t(), c_int()
         _check(self._calls.tutti_compressor_span(self._made, c_size_t(count), byref(offset), byref(kept_count),
                                                  byref(keepers)))
@@ -190,7 +190,7 @@ class Compressor:
             self._tasks.put(None)
 
     def __reduce__(self) -> Any:
-        """A copy of the model averages its gradients in its own way: torch does not copy hooks."""
+        """Makes copies and pickles None: torch does not copy a model's hooks, so its copies need no compressor."""
         return type(None), ()
 
     # ---- a bucket ----

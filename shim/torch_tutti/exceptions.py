@@ -24,7 +24,7 @@ class PeerError(Error):
 
 
 class AbortedError(Error):
-    """The group was aborted, on this rank or another, or shut down while the operation ran."""
+    """The group was aborted, on this rank or another, or this rank has shut it down or is changing its members."""
 
 
 class ForkedError(Error):

@@ -2,8 +2,8 @@
 
 Reads the text of `torch_tutti.schedule`. A step stands one column to the right of the last thing it waits for: the step
 before it on its rank, steps of other ranks whose results it reads, and the send of a message that it needs. A receive
-stands where it is posted; its send is the k-th to its rank when it is the k-th from there. So the number of columns is
-the longest chain of steps. Needs matplotlib.
+stands where it is posted. The k-th receive of a rank from a peer gets the k-th send of that peer to the rank. So the
+number of columns is the longest chain of steps. Needs matplotlib.
 """
 from __future__ import annotations
 
