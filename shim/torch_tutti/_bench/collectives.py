@@ -1,9 +1,9 @@
 """The collectives of `tutti bench`: a row of a table for each, the buffers it works on, and the expected results.
 
-A row tells which ranks send and receive, and whether their buffers have one block or a block for each rank. All else
-follows: in place, the smaller buffer is this rank's block of the larger one. Contents are small integers, chosen so
-that each result is exact in each type and in any order of computation. So a result is either right or wrong, except for
-averages over a number of ranks that is not a power of two.
+A row tells which ranks send and receive, and whether their buffers have one block or a block for each rank. In place,
+the smaller buffer is this rank's block of the larger one. Contents are small integers, chosen so that each result is
+exact in each type and in any order of computation. So a result is either right or wrong, except for averages over a
+number of ranks that is not a power of two.
 """
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PERIOD = 8191
 POISON = 127
 # The most ranks that add a number other than 0 to an element, or multiply it by a number other than 1.
 SUMMANDS, FACTORS = 32, 6
-# The largest value without sums: exact in each type, and less than POISON.
+# The largest content for operations without sums and products: exact in each type, and less than POISON.
 REFERENCE_LIMIT = 120
 
 

@@ -1,9 +1,9 @@
 """Measures for `tutti bench` on one rank: backends take turns, and the times of all ranks are combined.
 
-All ranks run the same lines in the same order. A turn is a few iterations of one backend; then the next backend has
-its turn, and the first one changes, so that a disturbance of the machine affects all of them. Before each iteration a
-rank writes its buffer, so that no peer's data is in a cache where a program would not have it, and the ranks meet in a
-barrier of the measured backend. Messages about the measurement go through a group of their own.
+All ranks run the same lines in the same order. A turn is a few iterations of one backend. Backends take turns, and
+another one begins each round of turns, so that a disturbance of the machine affects all of them. Before each iteration
+a rank writes its buffer, so that no peer's data is in a cache where a program would not have it, and the ranks meet in
+a barrier of the measured backend. Messages about the measurement go through a group of their own.
 """
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from torch_tutti._bench.collectives import TABLE, Collective, Shape, buffers, ch
 from torch_tutti._bench.options import COLLECTIVES, sizes
 
 TURNS = 5                       # the most turns of each backend for one size
-AHEAD_NS = 1_000_000            # from an agreement of ranks to the common begin; a message to all ranks takes less
+AHEAD_NS = 1_000_000            # from rank 0's message to the common begin that it sets; the message takes less
 REFERENCES_FROM = 64 << 10      # bytes; below, a memcpy from Python is mostly Python
 Row = dict[str, Any]
 

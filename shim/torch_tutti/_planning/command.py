@@ -150,17 +150,18 @@ def add_parser(commands: Any) -> None:
 def _add_model(plan: Any) -> None:
     """Adds the options that describe the model and its training."""
     plan.add_argument("--model", choices=[*MODELS, *ALIASES], metavar="NAME", help=", ".join([*MODELS, *ALIASES]))
-    plan.add_argument("--parameters", type=units.count, metavar="COUNT", help="of another model, such as 350M")
-    for name, help_text in (("layers", "its layers"), ("width", "numbers for each token between them"),
-                            ("heads", "of its attention")):
+    plan.add_argument("--parameters", type=units.count, metavar="COUNT",
+                      help="parameters of a model that is not listed, such as 350M")
+    for name, help_text in (("layers", "layers of that model"), ("width", "numbers for each token between its layers"),
+                            ("heads", "heads of its attention")):
         plan.add_argument(f"--{name}", type=whole(1), metavar="COUNT", help=help_text)
     plan.add_argument("--ranks", "--gpus", type=whole(1), required=True, help="processes that train, one for each "
                                                                               "device")
     plan.add_argument("--hosts", type=whole(1), default=1,
                       help="hosts, with the same number of processes on each (default: %(default)s)")
     plan.add_argument("--batch", type=whole(1),
-                      help="sequences of a rank in a pass (default: 1; of a cluster, what is best)")
-    plan.add_argument("--sequence", type=units.tokens, default=2048, help="tokens of each (default: %(default)s)")
+                      help="sequences of a rank in a pass (default: 1; with a cluster, the best number)")
+    plan.add_argument("--sequence", type=units.tokens, default=2048, help="tokens of a sequence (default: %(default)s)")
     plan.add_argument("--precision", choices=PRECISIONS, default="bf16",
                       help="type of parameters and gradients; the optimizer keeps float32 (default: %(default)s)")
     plan.add_argument("--compress", choices=FORMS,
@@ -168,8 +169,8 @@ def _add_model(plan: Any) -> None:
     plan.add_argument("--share", type=units.share, default=0.01,
                       help="share that topk and randomk keep (default: %(default)s)")
     plan.add_argument("--recompute", choices=RECOMPUTED,
-                      help="activations that are computed again in the backward pass (default: none; of a cluster, "
-                           "what is best)")
+                      help="activations that are computed again in the backward pass (default: none; with a "
+                           "cluster, the best choice)")
 
 
 def _add_cluster(plan: Any) -> None:
@@ -185,15 +186,15 @@ def _add_cluster(plan: Any) -> None:
                            "of a message")
     plan.add_argument("--local-link", type=units.link, metavar="SPEED", help="link of a device to others of its host")
     plan.add_argument("--measure", action="store_true",
-                      help="measure the links between ranks that torchrun has started, or this does, instead")
+                      help="measure the links instead, between ranks that torchrun or this command starts")
     plan.add_argument("--batch-tokens", type=units.tokens, metavar="COUNT",
-                      help="of a step, of all ranks (default: 4M)")
-    plan.add_argument("--schedule", choices=SCHEDULES, help="of pipelines (default: 1f1b)")
+                      help="tokens of a step, on all ranks (default: 4M)")
+    plan.add_argument("--schedule", choices=SCHEDULES, help="schedule of pipelines (default: 1f1b)")
     for name, help_text in (("tp", "tensor parallel ranks"), ("pp", "stages of the pipeline"),
                             ("dp", "data parallel ranks"),
                             ("ep", "expert parallel ranks, of the data parallel ones")):
         plan.add_argument(f"--{name}", type=whole(1), metavar="RANKS", help=f"this many {help_text} only")
     plan.add_argument("--zero", type=int, choices=(0, 1, 2, 3), help="this stage of ZeRO only")
     plan.add_argument("--top", type=whole(1), metavar="COUNT", help=f"strategies to show (default: {DEFAULT_TOP})")
-    plan.add_argument("--picture", type=picture, metavar="FILE", help=f"draw them ({', '.join(PICTURES)})")
-    plan.add_argument("--json", action="store_true", help="as one JSON object")
+    plan.add_argument("--picture", type=picture, metavar="FILE", help=f"draw the strategies ({', '.join(PICTURES)})")
+    plan.add_argument("--json", action="store_true", help="print one JSON object")

@@ -1,5 +1,5 @@
 """Measures α and β of the links between ranks, for `tutti plan --measure`: times all-reduces as `tutti model` does, and
-fits a line link_through the times. All ranks run the same code in the same order. Needs torch."""
+fits a line through the times. All ranks run the same code in the same order. Needs torch."""
 from __future__ import annotations
 
 import argparse

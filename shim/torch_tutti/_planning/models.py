@@ -17,7 +17,7 @@ class Experts(NamedTuple):
 class Model(NamedTuple):
     """A transformer. parameters: all; own: those outside the layers. layers, width, heads, inner: for activations;
     inner: bytes that the second half of a layer keeps for each number of its input, with 16 bits for a number.
-    key_heads: 0: as many as heads. tied: the output head is the embedding."""
+    key_heads: heads of keys and values; 0: as many as heads. tied: the output head is the embedding."""
     parameters: int
     own: int
     layers: int

@@ -6,12 +6,13 @@ furthest apart. The time is that of the pipeline, whose lists of actions torch_t
 of everything that does not overlap with it:
 
 - computing: 6 operations for each parameter that a token meets, 2 forward and 4 backward (Kaplan et al. 2020); 2 more
-if all is recomputed; if attention alone is recomputed, 4 * length * width more for each layer and token. - tensor
-parallel: in each layer two all-reduces forward and two backward (Shoeybi et al. 2019), which nothing hides. Sequence
-parallelism sends the same. - experts: two all-to-alls forward and two backward in each layer that has them (Lepikhin et
-al. 2020). - data parallel: as docs/planning.md describes for each stage of ZeRO; sums overlap with a backward pass,
-gathers with the pass that needs the parameters. - update: 28 bytes of memory traffic for each parameter whose optimizer
-state the rank keeps."""
+  if all is recomputed; if attention alone is recomputed, 4 * length * width more for each layer and token.
+- tensor parallel: in each layer two all-reduces forward and two backward (Shoeybi et al. 2019), which do not overlap
+  with computing. Sequence parallelism sends the same.
+- experts: two all-to-alls forward and two backward in each layer that has them (Lepikhin et al. 2020).
+- data parallel: as docs/planning.md describes for each stage of ZeRO; sums overlap with a backward pass, gathers with
+  the pass that needs the parameters.
+- update: 28 bytes of memory traffic for each parameter whose optimizer state the rank keeps."""
 from __future__ import annotations
 
 from typing import NamedTuple
@@ -131,7 +132,7 @@ def parts(job: Job, s: Strategy, rank: int) -> tuple[Model, Model]:
 
 
 def held(schedule: str, pp: int, microbatches: int, rank: int) -> float:
-    """Returns how many microbatches' activations a rank keeps at the same time, at most: exact for rank 0. rank: in the
+    """Returns the most microbatches whose activations a rank keeps at the same time; exact for rank 0. rank: in the
     pipeline, from 0. Two stages on a rank ("interleaved", "zb-v") keep activations of half the size each, so two count
     as one. docs/pipelines.md has the table."""
     most = {"naive": 1, "gpipe": microbatches, "1f1b": pp - rank, "zb-h1": pp, "zb-v": pp,

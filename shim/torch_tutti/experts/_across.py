@@ -1,6 +1,6 @@
 """The exchange of rows over several hosts: through shared memory on a rank's host, by one message to each other host.
 
-A token crosses to another host once, however many of its experts are there. _hosts.py has the rank that receives it.
+A token crosses to another host once, however many of its experts are there. _hosts.py chooses its receiver there.
 That rank writes the rows into the arrays of its host, as if the token were its own. On the way back it sums the rows of
 its host, and sends one row back. The sender adds these rows after those of its own host, in the order of hosts. So a
 sum is rounded once for each host that has several of its terms, and results do not depend on timing.
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 TAG = 1 << 25                               # programs, and pipelines, use lower tags
 MOST_CHOICES = 64                           # most rows of a token in _core.Rows
 ALIGNED = 64                                # bytes
-# If no rank has rows of so many bytes, all_to_all_single is faster, which has fewer steps.
+# If the rows of no rank have this many bytes, all_to_all_single is faster, because it has fewer steps.
 LEAST_BYTES = 512 << 10
 
 
@@ -107,8 +107,8 @@ class Across(Direct):
             self._host_group.barrier()
 
     def _rows_of(self, rank: int, which: int, chosen: Tensor, placed: Tensor, messages: list[Tensor]) -> _core.Rows:
-        """Returns the rows of a rank's tokens in an array of this host. messages: the tokens that other hosts get, or
-        sums that they return, as further experts."""
+        """Returns the rows of a rank's tokens in an array of this host. messages: for each other host the tokens that
+        it gets, or the sums that it returns; each host counts as a further expert."""
         first = self._first(rank, which)
         if messages:
             first = torch.cat([first, torch.tensor([rows.data_ptr() for rows in messages])])

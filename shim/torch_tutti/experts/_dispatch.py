@@ -55,7 +55,8 @@ class Batch:
 
     @property
     def outputs(self) -> Tensor:
-        """Returns an array for the experts' outputs in this rank's memory. combine() does not copy it."""
+        """Returns an array for the experts' outputs. If rows travel through shared memory, combine() does not copy
+        it."""
         if isinstance(self._exchange, Direct):
             return self._exchange.array(OUTPUTS).view(self.shape)
         return self.tokens.new_empty(self.shape)
@@ -139,8 +140,8 @@ class Dispatcher:
             chunks: int = 1) -> Tensor:
         """Does dispatch(), expert(batch.tokens, batch.counts) and combine(), with the tokens in `chunks` parts: one
         part travels while experts work on the one before. `chunks` must be equal on all ranks. A capacity holds for
-        each part. Returns [tokens, columns]. If `expert` raises an error, or if its outputs do not fit where rows
-        travel by messages, aborts the group, so that no other rank waits: these raise AbortedError."""
+        each part. Returns [tokens, columns]. If `expert` raises an error, or if its outputs do not fit and rows
+        travel by messages, aborts the group, so that the other ranks do not wait, but raise AbortedError."""
         if chunks < 1:
             raise ValueError(f"experts: {chunks} chunks; there must be 1 or more")
         parts = list(zip(*(part.tensor_split(chunks) for part in (tokens, weights, chosen))))

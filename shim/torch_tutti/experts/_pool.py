@@ -26,7 +26,7 @@ def round_up(size: int) -> int:
 
 
 class Pool:
-    """Shared memory of each host, with `room` bytes for each rank there, its part. Creating a pool is collective over
+    """Shared memory of each host, with a part of `room` bytes for each rank there. Creating a pool is collective over
     the ranks of the communicator, whose address is given; `room` is equal on all."""
 
     def __init__(self, communicator: int, hosts: Hosts, room: int) -> None:

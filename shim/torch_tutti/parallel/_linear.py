@@ -17,7 +17,7 @@ from torch_tutti.parallel._collectives import (Ranks, begin_gather, begin_reduce
 from torch_tutti.parallel._layers import Divided, cast, sequence_dim
 
 __all__ = ["ColumnLinear", "RowLinear"]
-PIECES = 2              # in which each rank's part of a sequence travels; with more, products are smaller
+PIECES = 2              # pieces in which a rank's part of a sequence travels; with more, products are smaller
 
 
 def cut(x: Tensor, dim: int, pieces: int) -> tuple[Tensor, ...]:

@@ -89,7 +89,7 @@ def sum_gradients(module: nn.Module, group: dist.ProcessGroup | None = None) -> 
 @torch.no_grad()
 def clip_grad_norm_(model: nn.Module, max_norm: float) -> Tensor:
     """Does what torch.nn.utils.clip_grad_norm_ does for the whole model: scales gradients so that their norm is at most
-    max_norm. Gradients of divided parameters count on all ranks, those of others once. Returns the norm before
+    max_norm. The parts of a divided gradient count on all ranks, other gradients once. Returns the norm before
     clipping. Collective over the groups of the model's layers."""
     layers = parts_of(model).values()
     group_of = {id(getattr(layer, name)): layer.ranks for layer, name in layers if name in layer.divided}

@@ -2,9 +2,9 @@
 worker makes the group and agrees on the push with which the worker begins.
 
 In mode "sync" all slices of all servers must count a late worker from the same step on. When its group is made, each
-shard counts it as present, with the pushes of the slowest worker. So no shard makes another step. The late worker gets
-these numbers from all servers, and begins after the highest one. A shard that is behind makes its steps up to there
-without the late worker."""
+shard counts it as present, with the pushes of the slowest worker. So no shard makes a further step until the late
+worker begins. The late worker gets these numbers from all servers, and begins after the highest one. A shard that is
+behind makes its steps up to there without the late worker."""
 from __future__ import annotations
 
 import threading
@@ -19,7 +19,7 @@ from torch_tutti.ps._meeting import POLL_S, Meeting
 if TYPE_CHECKING:
     from torch_tutti.ps._server import Server
 
-CONNECT_S = 60.0                        # how long a server waits for a late worker that comes
+CONNECT_S = 60.0                        # how long a server waits until a late worker joins their group
 
 
 class Acceptor:
@@ -37,7 +37,7 @@ class Acceptor:
         self._thread.start()
 
     def end(self, reason: str) -> None:
-        """Takes no more workers. reason: what late workers are told."""
+        """Takes no more workers. reason: the answer to late workers from now on."""
         self._closed.set()
         self._thread.join()
         with suppress(RuntimeError):                    # the store is gone, so late workers cannot ask either
@@ -56,7 +56,7 @@ class Acceptor:
         """The thread of one late worker until it is a worker like others."""
         problem = self._server.begin_admission()
         if problem:
-            with suppress(RuntimeError):                # the store is gone, and with it the question
+            with suppress(RuntimeError):                # the store is gone, so the late worker cannot read the answer
                 self._meeting.answer(ticket, self._rank, problem)
             return
         number, link, comes = self._meeting.number_of(ticket), None, False
@@ -77,6 +77,6 @@ class Acceptor:
         begins."""
         for tensor in self._untrained:
             link.send_untrained(tensor)
-        link.receive()                                  # JOIN, when it has them; a step may wait from now on
+        link.receive()                                  # JOIN: it has the tensors; from now on steps wait for it
         link.send(Header(JOIN, clock=self._server.add_worker(link.peer)))
         self._server.start_worker(link, link.receive().clock)

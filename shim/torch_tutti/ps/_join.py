@@ -81,7 +81,7 @@ def _timeout() -> timedelta:
 
 
 def _create_acceptor(model: nn.Module) -> Acceptor:
-    """Returns what takes late workers on this server. They get the tensors that are not trained from rank 0."""
+    """Returns the Acceptor of this server. Late workers get the tensors that are not trained from rank 0."""
     run = find_run(_store())
     if run is None:
         raise RuntimeError("ps: the store of the default group has lost what rank 0 has published")

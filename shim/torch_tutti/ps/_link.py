@@ -14,9 +14,9 @@ FIRST, LAST = -1, 1 << 62               # priorities before and after those of a
 
 
 class Header(NamedTuple):
-    """The header of a message. kind: PUSH to BYE, below. number: that of the slice. clock: pushes of the worker so far.
-    seen: in a VALUE, the fewest pushes of any worker that it contains. mask: in a PUSH, bit i is set if piece i of the
-    slice has a gradient."""
+    """The header of a message. kind: PUSH to START, below. number: that of the slice. clock: pushes of the worker so
+    far. seen: in a VALUE, the fewest pushes of any worker that it contains. mask: in a PUSH, bit i is set if piece i of
+    the slice has a gradient."""
     kind: int
     number: int = 0
     clock: int = 0

@@ -1,10 +1,9 @@
 """How servers and a late worker meet in the store, before they have groups: a late worker is in no group of the run.
 
-Keys: `run` describes the newest run, which rank 0 has published. The keys of a run begin with its name. `N` is the
-request of late worker N (0, 1, …), which it claims; N has this number when all lower ones are taken. `N/SERVER` is a
-server's answer: empty, or why it takes no worker. `N/go` is the late worker's conclusion: `yes` if all servers take it,
-else `no`. `ended/SERVER` exists when a server has ended. After `yes`, the late worker and each server make their
-group."""
+Keys: `run` describes the newest run, which rank 0 has published. The keys of a run begin with its name. `N` (0, 1, …)
+is the request of a late worker, which takes the lowest number that is free. `N/SERVER` is a server's answer: empty, or
+why it takes no worker. `N/go` is the late worker's conclusion: `yes` if all servers take it, else `no`. `ended/SERVER`
+exists when a server has ended. After `yes`, the late worker and each server make their group."""
 from __future__ import annotations
 
 import json
@@ -56,7 +55,8 @@ def find_run(store: dist.Store) -> Run | None:
 
 @contextmanager
 def explained() -> Iterator[None]:
-    """Around the calls of a late worker to the store: its errors become RuntimeError that says what to do."""
+    """A context for a late worker's calls of the store. Errors of the store become a RuntimeError that says what to
+    do."""
     try:
         yield
     except (dist.DistError, ConnectionError) as error:
@@ -107,8 +107,8 @@ class Meeting:
         return bool(self._store.check([str(ticket)]))
 
     def answer(self, ticket: int, server: int, problem: str) -> bool:
-        """Answers a request. problem: why this server takes no worker, or "". Returns whether the late worker comes,
-        within a minute."""
+        """Answers a request. problem: why this server takes no worker, or "". Returns True if the late worker reports
+        within a minute that all servers take it."""
         self._store.set(f"{ticket}/{server}", problem)
         if problem:
             return False
@@ -125,7 +125,7 @@ class Meeting:
         one waits for the other."""
         number = self.number_of(ticket)
         options = load().Options(timeout=timedelta(seconds=timeout_s))
-        # A group with these members is none of all ranks, so it changes nothing for later groups of this process.
+        # The members show that this is not the group of all ranks, whose size later groups of this process would use.
         options.global_ranks_in_group = [server, number]
         pair = load().ProcessGroupTutti(
             store=dist.PrefixStore(f"{ticket}/{server}", self._store.clone()), rank=0 if is_server else 1, size=2,

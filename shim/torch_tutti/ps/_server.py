@@ -64,7 +64,7 @@ class Server:
         self._clients = [_Client(link) for link in links]
         self._lost: dict[int, str] = {}
         self._changed = threading.Condition()
-        # threads of workers, and of late workers until they are workers
+        # two threads for each worker, and one for each late worker until it is a worker
         self._running_threads = 0
         self._late = 0                                  # late workers that have come
         self._has_ended = False
@@ -90,7 +90,8 @@ class Server:
 
     def serve(self, *, grace: timedelta = timedelta(0)) -> Report:
         """Serves until each worker has left or is lost. Then copies this server's slices into this rank's model; with
-        one server these are all parameters. Raises an error of the optimizer after all workers have been told.
+        one server these are all parameters. After an error of the optimizer, reports a failure to all workers, and
+        raises the error when they have left.
 
         grace: how long a server without workers waits for late ones, if fewer have come than workers were lost. Needs
         join(…, late_workers=True)."""

@@ -1,5 +1,5 @@
-"""A slice on its server, with its own optimizer. A value waits until its worker may have it (`max_lag`), then the
-worker's sending thread takes it from an outbox."""
+"""A slice on its server, with its own optimizer. A pull waits until its worker may have the values (`max_lag`). Then
+the shard enters the worker's outbox, and the thread that sends to the worker copies the values."""
 from __future__ import annotations
 
 import copy
@@ -40,7 +40,7 @@ class Shard:
         # {identity of a piece: the shape of its parameter}
         self.shapes = {id(values): parameters[piece.parameter][1].shape
                        for piece, values in zip(slice_.pieces, self._pieces)}
-        # A late worker begins with the pushes of others, so that it is as far as they are; starts: with how many.
+        # By worker: its pushes, and the pushes with which it began: 0, or for a late worker those of another one.
         self.pushes, self.starts = dict.fromkeys(workers, 0), dict.fromkeys(workers, 0)
         self._present = set(self.pushes)                # workers that have not left
         # {worker: (its gradient for the next step, mask)}
@@ -75,8 +75,8 @@ class Shard:
             self._advance()
 
     def add_worker(self, worker: int) -> int:
-        """Adds a late worker that begins as far as the slowest worker that is present, and returns the pushes of that
-        one. Without a worker, the most pushes of those that were there."""
+        """Adds a late worker, with the pushes of the slowest worker that is present; if none is present, with the most
+        pushes that any worker has made. Returns this number."""
         with self._lock:
             clocks = [self.pushes[other] for other in self._present]
             self.pushes[worker] = self.starts[worker] = min(clocks) if clocks else max(self.pushes.values())

@@ -92,8 +92,9 @@ class Worker:
         self._end_push(range(len(self._slices)))
 
     def pull(self) -> None:
-        """Asks for parameters with all pushes of this worker, and those of others that the mode requires. Returns at
-        once. Each module's forward waits for its own parameters; wait() waits for all."""
+        """Waits for the parameters of the last pull. Then asks for parameters with all pushes of this worker, and those
+        of others that the mode requires, and returns without them: each module's forward waits for its own parameters,
+        and wait() waits for all."""
         self.wait()
         for connection in self._connections:
             connection.outbox.put(FIRST, (Header(PULL, clock=self.clock), None))
