@@ -118,7 +118,8 @@ def add_experts(gpt, count):
 
 
 def divide_block(block, group):
-    """Divides a block among the ranks of the group `tp`. A mixture is not divided, and has the same tokens on all."""
+    """Divides a block among the ranks of the group `tp`. A mixture is not divided; it gets equal tokens on all of
+    them."""
     block.heads //= dist.get_world_size(group)
     block.qkv, block.join = ColumnLinear.of(block.qkv, group, parts=3), RowLinear.of(block.join, group)
     if isinstance(block.mlp, nn.Sequential):
@@ -180,7 +181,7 @@ class ParallelTrainer:
         return tuple(whole.chunk(self.data_ranks)[self.grid.index("dp")] for whole in (inputs, targets))
 
     def average_gradients(self):
-        """Averages the gradients over the ranks of dp. ZeRO has done so in the step of the runner."""
+        """Averages the gradients over the ranks of dp. Does nothing with ZeRO, which averages them itself."""
         for _, parameters, group in self.optimizers:
             if self.options.zero is None and dist.get_world_size(group) > 1:
                 flat = torch.cat([p.grad.flatten() for p in parameters]) / dist.get_world_size(group)

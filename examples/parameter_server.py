@@ -33,14 +33,14 @@ def network(seed):
 
 
 def sleep_of_step(options, who, chance, workers):
-    """Returns the seconds by which this worker is slow in a step. With "any", each worker is slow in one of `workers`
-    steps on average; with "one", the last worker in each step."""
+    """Returns how many more seconds this worker sleeps in this step. With "any", each worker is slow in one of
+    `workers` steps on average; with "one", the last worker is slow in each step."""
     slow = dist.get_rank() == dist.get_world_size() - 1 if who == "one" else chance.random() < 1 / workers
     return options.straggler if slow else 0.0
 
 
 def train(worker, model, options, who):
-    """Trains until the time is over. Returns (seconds since the begin, loss) of each step."""
+    """Trains until the time or the number of steps is reached. Returns (seconds since the start, loss) of each step."""
     teacher, losses, begin = network(0), [], time.perf_counter()
     workers = dist.get_world_size() - options.servers
     chance, draw = random.Random(dist.get_rank()), torch.Generator().manual_seed(dist.get_rank())
@@ -98,19 +98,21 @@ def work(options):
 def parse(arguments):
     parser = argparse.ArgumentParser(description="Train with a parameter server while some workers are slow.")
     parser.add_argument("--backend", default="tutti", help="tutti (default), gloo")
-    parser.add_argument("--ranks", type=int, default=4, help="how many to start when torchrun did not (default 4)")
-    parser.add_argument("--servers", type=int, default=1, help="of these (default 1)")
+    parser.add_argument("--ranks", type=int, default=4, help="ranks to start, unless torchrun has (default 4)")
+    parser.add_argument("--servers", type=int, default=1, help="ranks that are servers (default 1)")
     parser.add_argument("--modes", nargs="+", choices=MODES, default=list(MODES), help="(default all)")
-    parser.add_argument("--staleness", type=int, default=4, help="of mode bounded, in pushes (default 4)")
-    parser.add_argument("--slice-bytes", type=int, default=1 << 14, help="(default 16384)")
-    parser.add_argument("--straggler", type=float, default=0.1, metavar="SECONDS", help="more of who is slow")
+    parser.add_argument("--staleness", type=int, default=4, help="pushes, for mode bounded (default 4)")
+    parser.add_argument("--slice-bytes", type=int, default=1 << 14, help="bytes of a slice (default 16384)")
+    parser.add_argument("--straggler", type=float, default=0.1, metavar="SECONDS",
+                        help="how much longer a step of a slow worker takes (default 0.1)")
     parser.add_argument("--who", nargs="+", choices=WHO, default=list(WHO), help="which workers are slow (default: "
                                                                                  "both, in turn)")
-    parser.add_argument("--compute", type=float, default=0.02, metavar="SECONDS", help="of each step (default 0.02)")
-    parser.add_argument("--seconds", type=float, default=6.0, help="of each run (default 6)")
-    parser.add_argument("--steps", type=int, default=1_000_000, help="of a worker at most")
+    parser.add_argument("--compute", type=float, default=0.02, metavar="SECONDS",
+                        help="sleep of each step (default 0.02)")
+    parser.add_argument("--seconds", type=float, default=6.0, help="length of a training (default 6)")
+    parser.add_argument("--steps", type=int, default=1_000_000, help="most steps of a worker")
     parser.add_argument("--batch", type=int, default=32)
-    parser.add_argument("--rate", type=float, default=0.1, help="of learning (default 0.1)")
+    parser.add_argument("--rate", type=float, default=0.1, help="learning rate (default 0.1)")
     parser.add_argument("--plot", metavar="FILE", help="plot steps per second, and losses over time")
     return parser.parse_args(arguments)
 

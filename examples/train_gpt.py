@@ -91,7 +91,7 @@ class GPT(nn.Module):
 
 # ---- the text ----
 class Text:
-    """The text as numbers of its distinct bytes. The last tenth is for validation."""
+    """The text: each byte as its index among the distinct bytes. The last tenth is for validation."""
 
     def __init__(self, path, context, batch):
         data = torch.frombuffer(bytearray(self.read(path)), dtype=torch.uint8).long()
@@ -282,7 +282,7 @@ class Trainer:
         return tokens / max(sum(steps), 1e-9), sum(waits) / max(sum(steps), 1e-9)
 
     def result(self):
-        """Returns the figures of the training. All ranks call it."""
+        """Returns the measurements of the training. All ranks call it."""
         tokens_per_second, waiting = self.speed()
         steps = self.step_seconds[WARM_STEPS:] or self.step_seconds or [0.0]
         digests = self.gather_digests()
@@ -446,17 +446,17 @@ def parse(arguments):
     parser.add_argument("--trace", metavar="FILE", help="with --zero: trace a few steps for `tutti zero`")
     parser.add_argument("--precision", choices=["bf16"], help="with --zero: type that layers compute in")
     parser.add_argument("--compress", metavar="FORM",
-                        help="gradients, on tutti: fp16, bf16, int8, int4, topk, randomk, threshold")
+                        help="send compressed gradients, on tutti: fp16, bf16, int8, int4, topk, randomk, threshold")
     parser.add_argument("--share", type=float, default=0.01, help="share that topk and randomk keep (default 0.01)")
     parser.add_argument("--threshold", type=float, default=0.0, help="smallest magnitude that threshold keeps")
-    for name, what in (("tp", "heads and columns"), ("pp", "blocks, in stages"), ("dp", "sequences"),
-                       ("ep", "experts; 8 in place of each MLP, or --experts")):
-        parser.add_argument(f"--{name}", type=int, help=f"divide over so many ranks: {what} (gpt_parallel.py)")
-    parser.add_argument("--experts", type=int, help="replace each MLP, with --tp, --pp, --dp or --ep")
-    parser.add_argument("--microbatches", type=int, help="of a step, with --pp (default: twice as many as its ranks)")
+    for name, what in (("tp", "heads and columns"), ("pp", "the blocks, in stages"), ("dp", "the batch"),
+                       ("ep", "the experts; each MLP becomes 8 or --experts of them")):
+        parser.add_argument(f"--{name}", type=int, help=f"ranks that divide {what} (gpt_parallel.py)")
+    parser.add_argument("--experts", type=int, help="experts in place of each MLP, with --tp, --pp, --dp or --ep")
+    parser.add_argument("--microbatches", type=int, help="microbatches of a step (default: 2 for each rank of --pp)")
     parser.add_argument("--schedule", default="1f1b", help="of the pipeline: gpipe, 1f1b, zb-v, … (default 1f1b)")
     parser.add_argument("--device", default="cpu", help="cpu (default), cuda, cuda:0, …")
-    parser.add_argument("--ranks", type=int, default=2, help="how many to start when torchrun did not (default 2)")
+    parser.add_argument("--ranks", type=int, default=2, help="ranks to start, unless torchrun has (default 2)")
     parser.add_argument("--threads", type=int, default=1, help="computing threads of a rank (default 1)")
     parser.add_argument("--data", metavar="FILE", help="text to learn (default: source of the Python standard library)")
     parser.add_argument("--steps", type=int, default=400)
