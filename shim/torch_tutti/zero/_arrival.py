@@ -12,9 +12,9 @@ ARRIVAL_TIMEOUT = timedelta(seconds=30)
 
 
 class Arrivals:
-    """Counts in the group's store the ranks that have come to a call. A call is a round; all ranks count the rounds
-    alike. The first rank that decides a round sets its outcome for all ranks: "all", or why it failed. After a failed
-    round the group goes on, because no rank has sent anything on it."""
+    """Counts in the group's store the ranks that have come to a call. Each call is a round, whose number is the same on
+    all ranks. The first rank that decides a round sets its outcome for all ranks: "all", or why it failed. After a
+    failed round the program can still use the group, because no rank has sent anything on the group."""
 
     def __init__(self, group: dist.ProcessGroup) -> None:
         """Gives the keys of this object a prefix of their own. Collective."""
@@ -27,19 +27,20 @@ class Arrivals:
 
     def wait(self, call: str, advice: str, timeout: timedelta) -> None:
         """Returns when all ranks have made this call. Raises RuntimeError if a rank has not come within the timeout.
-        call: its name, for the program's reader. advice: what the text of the error recommends."""
+        call: its name, which the text of the error shows; a rank with another name has made another call. advice: what
+        the text of the error recommends."""
         if timeout <= timedelta(0):
             raise ValueError(f"zero: arrival_timeout is {timeout}; it must be positive")
         if self._ranks == 1:
             return
-        # rounds that other ranks have given up before this one came
+        # skips the rounds that other ranks have ended by a timeout before this rank came
         while self._store.check([f"{self._round}/outcome"]):
             self._round += 1
         key, self._round = str(self._round), self._round + 1
         self._store.set(f"rank/{self._rank}", f"{key} {call}")
         if self._store.add(f"{key}/{call}", 1) == self._ranks:
             outcome = self._decide(key, "all")
-            # all ranks have left the rounds before this one
+            # all ranks have read the outcomes of the rounds before this one
             for last_key in self._last_keys:
                 self._store.delete_key(last_key)
         else:

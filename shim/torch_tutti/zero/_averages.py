@@ -40,8 +40,8 @@ def _split_flat(flat: torch.Tensor, bucket: Sequence[torch.Tensor]) -> list[torc
 
 
 def check_same_tensors(call: str, tensors: dict[str, torch.Tensor], group: dist.ProcessGroup) -> None:
-    """Raises ValueError on all ranks if they have other names, dtypes or shapes of tensors, or if a tensor is on the
-    meta device. call: the beginning of the error's text. Collective."""
+    """Raises ValueError on all ranks if names, dtypes or shapes of the tensors differ between ranks, or if a tensor is
+    on the meta device. call: the beginning of the error's text. Collective."""
     own = [f"{name} of {tensor.dtype} {tuple(tensor.shape)}" for name, tensor in tensors.items()]
     of_ranks: list[Any] = [None] * dist.get_world_size(group)
     dist.all_gather_object(of_ranks, own, group)
@@ -80,7 +80,8 @@ def broadcast_values(tensors_of: Sequence[Sequence[torch.Tensor]], group: dist.P
 
 
 class Average(NamedTuple):
-    """The average of the gradients of a bucket of parameters, which is under way. flat: holds it when work is over."""
+    """An all-reduce that averages the gradients of a bucket of parameters. flat: has the average when `work` has
+    ended."""
     bucket: list[torch.Tensor]
     flat: torch.Tensor
     work: Any
@@ -89,15 +90,15 @@ class Average(NamedTuple):
 @torch.no_grad()
 def start_average(bucket: list[torch.Tensor], group: dist.ProcessGroup,
                   sum_dtype: torch.dtype | None = None) -> Average:
-    """Starts to average the gradients that parameters have in `grad`. A missing one counts as zeros. sum_dtype: the
-    type of the sum; None: that of the gradients. Collective."""
+    """Starts to average the gradients that the parameters of a bucket have in `grad`. A missing one counts as zeros.
+    sum_dtype: the type of the sum; None: that of the gradients. Collective."""
     for parameter in bucket:
         if parameter.grad is not None and parameter.grad.is_sparse:
             parameter.grad = parameter.grad.to_dense()
     flat = torch.cat([(parameter.new_zeros(parameter.numel()) if parameter.grad is None else
                        parameter.grad.reshape(-1)) for parameter in bucket])
     flat = flat if sum_dtype is None else flat.to(sum_dtype)
-    # before the sum, as DistributedDataParallel does it, so that float16 does not overflow
+    # the division comes before the sum, as in DistributedDataParallel, so that float16 does not overflow
     flat.mul_(1 / dist.get_world_size(group))
     return Average(bucket, flat, dist.all_reduce(flat, group=group, async_op=True))
 

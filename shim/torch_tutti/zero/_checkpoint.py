@@ -33,7 +33,8 @@ class Outline(NamedTuple):
 
 
 def _has_elements(name: str, value: Any) -> bool:
-    """True if ranks keep parts of a state value; false if each has the same, as of a number."""
+    """True if the elements of a state value are divided among the ranks. False if each rank has the same value, such as
+    a number of steps."""
     return torch.is_tensor(value) and value.dim() > 0 and name != "step"
 
 
@@ -55,7 +56,8 @@ class Checkpoint:
                 and name not in ("master", "lost", "gradient"))
 
     def _counts(self, number: int, name: str, elements: int) -> list[int]:
-        """Returns how many elements of a state value each rank has, in the order of ranks. elements: of the value."""
+        """Returns how many elements of a state value each rank has, in the order of ranks. elements: how many the whole
+        value has."""
         if not self._is_owned(name):
             return self.core.counts(number, self.ranks)
         if self.core.placement == "whole":
@@ -115,8 +117,8 @@ class Checkpoint:
 
     def _states(self, assemble: Assemble, include_new: bool, in_parts: bool = False) -> dict[int, dict[str, Any]]:
         """Returns the state of each parameter, {number: {name: value}}, with equal names on all ranks. assemble() makes
-        an elementwise value from this rank's part; other values stay. include_new: as in _local_state(). in_parts:
-        assemble() makes Parts. Collective, except in stage 0."""
+        a value that is divided among the ranks from this rank's part; other values are copied. include_new: as in
+        _local_state(). in_parts: assemble() makes Parts. Collective, except in stage 0."""
         local_states = {number: self._local_state(number, include_new) for number in range(len(self.manager.managed))}
         local_outline = {number: {name: self._outline(number, name, value) for name, value in parts.items()}
                          for number, parts in local_states.items() if parts}
@@ -139,7 +141,7 @@ class Checkpoint:
 
     def _refuse_composites(self, outlines: list[dict[int, dict[str, Any]]], in_parts: bool) -> None:
         """Raises NotImplementedError for a state value of several tensors that belongs to a flat piece, or is to be
-        saved in parts. outlines: of all ranks, so that all raise it."""
+        saved in parts. outlines: those of all ranks, so that all ranks raise the error."""
         for number, name, value in ((number, name, value) for outline in outlines for number, values in outline.items()
                                     for name, value in values.items() if isinstance(value, Composite)):
             text = (f"zero: {self.optimizer._optimizer_class.__name__} keeps {name} of parameter "
@@ -226,8 +228,8 @@ class Checkpoint:
         return found if returns_state else {}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Loads a state that ZeroOptimizer.state_dict() documents. Raises ValueError if its groups have other lengths.
-        Collective."""
+        """Loads a state that ZeroOptimizer.state_dict() documents. Raises ValueError unless its groups have as many
+        parameters as those of the optimizer. Collective."""
         loaded_groups, groups = state_dict["param_groups"], self.optimizer.param_groups
         lengths = [len(group["params"]) for group in loaded_groups]
         if lengths != [len(group["params"]) for group in groups]:
@@ -241,7 +243,8 @@ class Checkpoint:
             if number is not None:
                 values = self._own_parts(number, state_dict["state"].get(key, {}))
                 float32_values = values.pop("master", None)
-                if float32_values is not None and parameter.dtype.itemsize == 2:        # else the model's state has it
+                # a parameter of more than 16 bits gets its values from the model's state
+                if float32_values is not None and parameter.dtype.itemsize == 2:
                     self.core.piece(number).value.copy_(float32_values)
                 self._load_local_state(number, values)
             else:
@@ -265,9 +268,8 @@ class Checkpoint:
             self.core.set_residual(number, managed[number].flatten(value))
 
     def _own_part(self, number: int, name: str, value: Any, is_owned: bool = False) -> Any:
-        """Returns this rank's part of a state value: of a whole tensor, or of the boxes of a Parts. It is flat unless
-        is_owned, the result of _is_owned(). Returns any other value unchanged. Raises ValueError for a wrong number of
-        elements."""
+        """Returns this rank's part of a whole tensor or of a Parts, flat unless is_owned. Returns any other value
+        unchanged. is_owned: the result of _is_owned(). Raises ValueError for a wrong number of elements."""
         managed, piece = self.manager.managed[number], self.core.piece(number)
         if isinstance(value, Parts):
             flat = [part.reshape(-1) if is_owned else managed.flatten(part) for _, part in value.parts]

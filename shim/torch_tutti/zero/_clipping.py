@@ -44,7 +44,8 @@ def _norm_of(optimizer: ZeroOptimizer, kind: float) -> float:
 
 
 def _add_parts(norm: float, kind: float, group: dist.ProcessGroup | None) -> float:
-    """Returns the norm of the parts that the ranks of a group have, whose own norms are given. Collective."""
+    """Returns the norm of all parts that the ranks of a group have. norm: that of this rank's part; it is returned if
+    the group is None. Collective."""
     if group is None:
         return norm
     norms = torch.empty(dist.get_world_size(group), dtype=torch.float64)
@@ -53,7 +54,7 @@ def _add_parts(norm: float, kind: float, group: dist.ProcessGroup | None) -> flo
 
 
 def _combine(norms: list[float], kind: float) -> float:
-    """Returns the norm of tensors together whose own norms are given. kind: the p of the p-norm."""
+    """Returns the norm of all elements of several tensors. norms: that of each tensor. kind: the p of the p-norm."""
     if len(norms) == 1:
         return norms[0]
     each = torch.tensor(norms, dtype=torch.float64)

@@ -22,8 +22,8 @@ class Composite(NamedTuple):
     stride: tuple[int, ...]
 
     def build(self, part_of: Callable[[str, Any], torch.Tensor | None]) -> torch.Tensor | None:
-        """Returns a tensor of this kind. part_of(name, description) makes a tensor inside; None: there is none on this
-        rank, so the result is None."""
+        """Returns a tensor of this kind. part_of(name, description) makes a tensor inside it; if part_of returns None,
+        this rank has no such tensor, and the result is None."""
         made = {name: part_of(name, described) for name, described in self.parts.items()}
         if any(part is None for part in made.values()):
             return None

@@ -1,4 +1,5 @@
-"""Contexts of a model that zero.shard returned without an optimizer. With one they are methods of the optimizer."""
+"""Contexts of a model that zero.shard returned without an optimizer. If zero.shard returned an optimizer, too, they are
+methods of that optimizer."""
 from __future__ import annotations
 
 from typing import Any

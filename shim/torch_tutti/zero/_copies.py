@@ -13,8 +13,8 @@ from torch_tutti.zero._reads import WatchedParameters
 
 
 class Copier:
-    """The attribute `__deepcopy__` of a module that zero has changed. Pickle and torch.save keep it, and then it copies
-    the unpickled module."""
+    """The attribute `__deepcopy__` of a module that zero has changed. Pickle and torch.save write it with the module;
+    when the module is loaded, it copies the loaded one."""
 
     def __init__(self, module: nn.Module) -> None:
         self._module = module
@@ -34,7 +34,7 @@ class Copier:
 
 
 def clean_copies(model: nn.Module) -> None:
-    """Lets deep copies of the model, and of its modules, be clean."""
+    """Makes deep copies of the model, and of its modules, ordinary modules without the additions of zero."""
     for module in model.modules():
         vars(module)["__deepcopy__"] = Copier(module)
 

@@ -63,12 +63,12 @@ class GradientAverages:
                    if parameter.requires_grad and parameter not in ignored]
         if not trained:
             raise ValueError("zero.shard: the model has no parameter with requires_grad")
-        # gradients appear about in this order
+        # backward passes compute gradients about in this order
         self.buckets = divide_into_buckets(reversed(trained))
         self.bucket_of = {p: number for number, bucket in enumerate(self.buckets) for p in bucket}
         self.running_pass = -1                          # the number of the backward pass that self.started belongs to
         self.started: list[Average] = []
-        self.missing: list[int] = []                    # for each bucket, the gradients that it waits for
+        self.missing: list[int] = []                    # for each bucket, how many gradients it waits for
         for parameter in trained:
             parameter.register_post_accumulate_grad_hook(functools.partial(_on_gradient, weakref.ref(self)))
 
@@ -87,8 +87,8 @@ class GradientAverages:
 
     @contextlib.contextmanager
     def edit(self) -> Iterator[None]:
-        """In this context rank 0 may change parameters. At its end all ranks get rank 0's, but those that are ignored.
-        Collective."""
+        """In this context rank 0 may change parameters. At its end all ranks get rank 0's values of all parameters that
+        are not ignored. Collective."""
         try:
             yield
         finally:                        # the other ranks wait for this call
@@ -100,7 +100,7 @@ class GradientAverages:
         """Starts the averages of the buckets that this gradient completes."""
         if not self.is_averaging or parameter not in self.bucket_of:
             return
-        # a pass that an error ended has left its averages here
+        # self.started may have averages of an earlier pass that an error ended
         if self.running_pass != torch._C._current_graph_task_id():
             self.running_pass, self.started = torch._C._current_graph_task_id(), []
             self.missing = [len(bucket) for bucket in self.buckets]

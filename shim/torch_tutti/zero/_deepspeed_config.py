@@ -33,7 +33,7 @@ class Configuration(NamedTuple):
     precision: str | None               # as in zero.shard
     reduce_dtype: torch.dtype | None    # as in zero.shard
     optimizer: dict[str, Any]           # "type" and "params"; {}: the program gives an optimizer
-    scheduler: dict[str, Any]           # likewise
+    scheduler: dict[str, Any]           # "type" and "params"; {}: the program may give a scheduler
 
 
 def read_config(config: str | os.PathLike[str] | dict[str, Any], ranks: int) -> Configuration:
@@ -76,7 +76,7 @@ def _is_off(value: Any) -> bool:
 
 
 def _refuse_others(settings: dict[str, Any], tuning: set[str], path: str) -> None:
-    """Raises NotImplementedError for a setting that is neither tuning nor off."""
+    """Raises NotImplementedError for a setting, unless it is in `tuning`, is off, or has its value of _NEUTRAL."""
     for name, value in settings.items():
         if name not in tuning and not _is_off(value) and value != _NEUTRAL.get(name):
             raise NotImplementedError(f"zero.from_deepspeed: zero cannot serve {path}{name} = {json.dumps(value)} of "
@@ -84,8 +84,8 @@ def _refuse_others(settings: dict[str, Any], tuning: set[str], path: str) -> Non
 
 
 def _take_reduce_dtype(given: dict[str, Any], precision: str | None) -> torch.dtype | None:
-    """Takes the type of sums out of a configuration, and returns it; None: that of the gradients. Leaves other types
-    there."""
+    """Takes the type of sums out of a configuration, and returns it; None: that of the gradients. Leaves a type that
+    zero cannot use in the configuration, where _refuse_others() finds it."""
     name = str(given.get("communication_data_type")).lower()
     if name not in ("fp32", precision):
         return None

@@ -1,5 +1,5 @@
-"""What `grad` is after a backward pass: the averaged gradient of a parameter, of which each rank keeps a piece. torch's
-functions that clip gradients, and norms of single gradients, work on it without a change."""
+"""The tensor in `grad` after a backward pass: the averaged gradient of a parameter, of which each rank keeps a piece.
+torch's functions that clip gradients, and norms of single gradients, work on it unchanged."""
 from __future__ import annotations
 
 import weakref
@@ -91,7 +91,7 @@ class Gradients:
         self.shown = [DividedGradient(parameter.shape, parameter.dtype, weakref.ref(self), number)
                       for number, parameter in enumerate(self.parameters)]
         self.are_shown = False
-        # tensors with a number by which all ranks have changed a gradient, and their versions then
+        # tensors of one number by which all ranks have changed a gradient last, and their versions at that time
         self.checked: list[tuple[torch.Tensor, int]] = []
         self.reset()
 
@@ -106,8 +106,8 @@ class Gradients:
 
     # ---- grad ----
     def show(self, number: int) -> None:
-        """Sets `grad` of a parameter whose gradient the core has. The first one of a step sets all, because a gradient
-        may be missing on this rank alone."""
+        """Called when the core has the gradient of a parameter: sets `grad` of that parameter. The first call in a step
+        sets `grad` of all parameters, because another rank may have a gradient that is missing on this one."""
         for each in [number] if self.are_shown else range(len(self.parameters)):
             if self.parameters[each].grad is None:
                 self.parameters[each].grad = self.shown[each]
@@ -184,7 +184,8 @@ class Gradients:
 
     def norm(self, number: int, kind: float = 2.0) -> torch.Tensor:
         """Returns a norm of a gradient, float32 or float64, equal on all ranks. kind: the p of the p-norm. Collective
-        if a gradient has changed since the last norm of this kind: then it computes the norms of all gradients."""
+        for the first norm of this kind in a step, and for a gradient that has changed since: then it computes the norms
+        of all gradients."""
         if number not in self.norms.get(kind, {}):
             self.norms[kind] = dict(enumerate(self._compute_norms(kind)))
         return self.norms[kind][number] * (abs(self.scale) if kind else 1.0)

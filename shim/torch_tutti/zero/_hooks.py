@@ -13,8 +13,8 @@ _data: Any = torch.Tensor.data
 
 
 class Owners:
-    """Finds the object that manages a parameter. Neither is kept alive: an owner keeps its parameters, and is forgotten
-    when it ends."""
+    """Finds the owner of a parameter, the object that manages it. Keeps neither alive: an owner keeps its parameters
+    alive, and its entries are removed when it ends."""
 
     def __init__(self) -> None:
         self._of_id: dict[int, weakref.ref[Any]] = {}   # by the id of the parameter
@@ -40,7 +40,7 @@ class Owners:
         return None if reference is None else reference()
 
 
-# of parameters whose changes through `data` are counted
+# the owners of parameters whose changes through `data` count in their versions
 _counted = Owners()
 # the Manager of each parameter whose values are in a core's memory
 _managers = Owners()
@@ -89,9 +89,10 @@ def _get_data(parameter: torch.nn.Parameter) -> torch.Tensor:
 
 
 def _set_data(parameter: torch.nn.Parameter, value: torch.Tensor) -> None:
-    """Assigns new memory to a parameter. One in a core's memory stays there if the new memory has the same values, as
-    after Module.to("cpu:0"). So does a sharded one that a module moves: its values may come or go during the
-    comparison. Raises RuntimeError for another dtype. Other values are assigned, and the next step raises an error."""
+    """Assigns new memory to a parameter. A parameter in a core's memory stays there if the new memory has the same
+    values, as after Module.to("cpu:0"). A sharded one stays there without a comparison if Module._apply() assigns
+    memory on a device of the same type, because its unit may be gathered or freed during the comparison. Raises
+    RuntimeError for another dtype. Other values are assigned, and the next step raises an error."""
     manager = _managers.find(parameter)
     if manager is None:
         _data.__set__(parameter, value)
@@ -132,8 +133,8 @@ def release_from_memory(parameters: Iterable[torch.nn.Parameter]) -> None:
 
 def count_data_changes(owner: Any, parameters: Iterable[torch.nn.Parameter]) -> None:
     """Makes changes through the attribute `data` of these parameters count in their versions while the owner, which
-    keeps them alive, exists; torch counts such changes apart. So Manager.check_parameters() finds them. For this it
-    replaces the attribute in torch.nn.Parameter, once in a process; that of other parameters works as before."""
+    keeps them alive, exists; torch does not count such changes there. So Manager.check_parameters() finds them. The
+    first call in a process replaces the attribute of torch.nn.Parameter; for other parameters it works as before."""
     _counted.add(owner, parameters)
     if "data" not in vars(torch.nn.Parameter):
         torch.nn.Parameter.data = property(_get_data, _set_data, _data.__delete__)

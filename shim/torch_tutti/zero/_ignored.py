@@ -14,7 +14,8 @@ from torch_tutti.parallel._layers import Divided
 
 def find_ignored(model: nn.Module, ignored: Iterable[nn.Module | nn.Parameter]) -> set[torch.Tensor]:
     """Returns the parameters and buffers of the model that are ignored: the given ones, and all of the given modules.
-    Raises ValueError for one that is not in the model or on the meta device, and TypeError for anything else."""
+    Raises ValueError for one outside the model and for a tensor on the meta device, and TypeError for anything that is
+    neither a module nor a tensor."""
     modules, tensors, found = set(model.modules()), {*model.parameters(), *model.buffers()}, set()
     for each in ignored:
         if not isinstance(each, (nn.Module, torch.Tensor)):
@@ -45,7 +46,8 @@ def check_replicas(model: nn.Module, group: dist.ProcessGroup, ignored: set[torc
                                  f"cannot keep for ranks {ranks}; name it or its module in ignored=")
         dispatcher = next((value for value in vars(module).values() if isinstance(value, (Decoder, Dispatcher))), None)
         experts_ranks = dist.get_process_group_ranks(dispatcher.group) if dispatcher else []
-        own = set(module.parameters())  # without any, the experts are elsewhere
+        own = set(module.parameters())
+        # the experts of a module without parameters are elsewhere: any ignored tensor may be theirs
         is_missed = ignored.isdisjoint(own) if own else not ignored
         if is_missed and len(set(experts_ranks) & set(ranks)) > 1:
             raise ValueError(f"zero.shard: {path or 'the model'} has a {type(dispatcher).__name__} for experts that "

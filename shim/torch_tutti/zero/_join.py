@@ -1,4 +1,4 @@
-"""Ends training on data of which some ranks have fewer batches than others."""
+"""Lets ranks train together if some have fewer batches than others."""
 from __future__ import annotations
 
 import contextlib
@@ -40,8 +40,8 @@ class UnevenData:
         return of_ranks
 
     def _scale(self, call: str, active: int) -> None:
-        """Divides the gradients of this step by `active`, the number of ranks with a batch, instead of that of all
-        ranks, if the program wants that."""
+        """With divide_by_initial_world_size=False divides the gradients of this step by `active`, the number of ranks
+        with a batch, instead of the number of all ranks. Scales each step only once."""
         if not self._divides_by_all and not self._is_scaled:
             self._optimizer._gradients.scale *= dist.get_world_size(self._group) / active
         self._is_scaled = call != "step"
@@ -51,7 +51,7 @@ class UnevenData:
         ranks have the options of a rank that had the last batch."""
         while True:
             of_ranks = self._gather("")
-            # the first of the ranks that have had the most batches, and so still have some, if any rank has
+            # a rank with the most announced calls: if any rank still has a batch, this one does
             call, arguments, options, _ = max(of_ranks, key=lambda other: other[3])
             for group, others in zip(self._optimizer.param_groups, options):
                 group.update(others)

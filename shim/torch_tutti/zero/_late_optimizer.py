@@ -125,8 +125,8 @@ class LateSteps:
 
     def drop_cleared_gradients(self) -> None:
         """Called before the model computes: drops the gradients if the program has set `grad` of all parameters to
-        None, as torch's zero_grad() does, or if an error has ended a backward pass before it has set any. Collective
-        then."""
+        None, as torch's zero_grad() does, or if an error has ended a backward pass before `grad` of any parameter was
+        set. Collective then."""
         gradients = self.manager.gradients
         is_unfinished = torch._C._current_graph_task_id() == -1 and (
             bool(self.manager.written) or isinstance(gradients, WholeGradients) and gradients.running_pass != -1)
@@ -192,8 +192,9 @@ class LateSteps:
 
 @torch.no_grad()
 def _unscale(own: LateOptimizer, optimizer: torch.optim.Optimizer) -> bool:
-    """Does what a fused optimizer does in its step for torch.amp.GradScaler, which sets attributes of it before:
-    divides the gradients by the scale. Returns False if they are not finite on some rank, so that there is no step."""
+    """Does what a fused optimizer does in its step for torch.amp.GradScaler: divides the gradients by the scale, which
+    GradScaler has stored in an attribute of the optimizer. Returns False if a gradient is not finite on some rank; then
+    the caller takes no step."""
     scale, found_inf = (getattr(optimizer, name, None) for name in OF_SCALER)
     if found_inf is not None and found_inf.item():
         return False

@@ -8,10 +8,10 @@ from torch_tutti._calls import tutti_group_of
 
 
 def group_of_ranks(call: str, group: dist.ProcessGroup | DeviceMesh | None) -> dist.ProcessGroup:
-    """Returns the group of tutti's that an argument `group` means. A DeviceMesh of one dimension is its group; one of
-    two dimensions, of which torch's fully_shard replicates over the first and shards over the second, is all its ranks.
-    Raises ValueError if the group is not tutti's, and NotImplementedError for another mesh. call: the beginning of the
-    error's text."""
+    """Returns tutti's group for the argument `group` of a call: for a DeviceMesh of one dimension its group; for one of
+    two dimensions, as torch's fully_shard takes to replicate over the first and shard over the second, the group of all
+    its ranks. Raises ValueError if the group is not tutti's, and NotImplementedError for another mesh. call: the
+    beginning of the error's text."""
     if not isinstance(group, DeviceMesh):
         return tutti_group_of(call, group)
     if group.ndim == 1:

@@ -55,7 +55,7 @@ class Settings(NamedTuple):
 
 def _zero_grad(module: nn.Module, set_to_none: bool = True) -> None:
     """Replaces zero_grad() of the sharded module: discards the gradients that the core has, too."""
-    # several for a model with several optimizers
+    # a model with several optimizers has several managers
     for manager in dict.fromkeys(_managers[parameter]() for parameter in module.parameters() if parameter in _managers):
         if manager is not None and manager.model is module:
             manager.optimizer.zero_grad()
@@ -63,8 +63,8 @@ def _zero_grad(module: nn.Module, set_to_none: bool = True) -> None:
 
 
 def restore_model(model: nn.Module, memory: dict[nn.Parameter, torch.Tensor]) -> None:
-    """Makes a model an ordinary one again, of which a Manager has some parameters. memory: of all parameters, from
-    before it was sharded."""
+    """Takes the parameters of a model from its Managers, and makes it an ordinary model again. memory: that of all
+    parameters from before the model was sharded."""
     managers = [_managers.pop(parameter)() for parameter in memory if parameter in _managers]
     for handle in (handle for manager in dict.fromkeys(managers) for handle in getattr(manager, "handles", ())):
         handle.remove()
@@ -91,9 +91,9 @@ class Manager:
         self.settings, self.given_units = settings, modules
         self.steps = 0                  # steps taken
         group_of = {p: number for number, options in enumerate(optimizer.param_groups) for p in options["params"]}
-        # self.modules: the module of each unit; the gradients of the first one are complete last
-        # self.unmanaged: tensors that the core does not have, although they may be trained
+        # tensors that the core does not have, although they may be trained
         self.unmanaged = self.ignored | {p for p in model.parameters() if not p.numel()}
+        # self.modules: the module of each unit; the gradients of the first one are complete last
         self.managed, self.modules, dtypes = collect_managed([model, *modules], group_of, self.unmanaged, self.dtype)
         for entry in self.managed:
             if entry.parameter in _managers:
@@ -125,7 +125,7 @@ class Manager:
         replace_forwards(self, model)
         clean_copies(model)
         self.optimizer = ZeroOptimizer(self, optimizer)
-        # where a change through `data` would be lost, or happen once for each rank
+        # counts changes through `data` that the next gather or step would undo, or that each rank would repeat
         divided = self.core.placement in ("shared", "sharded")
         count_data_changes(self, (p for _, p, _ in self.managed if divided or p.dtype.itemsize == 2))
         keep_in_memory(self, self.number_of)
@@ -159,7 +159,7 @@ class Manager:
         elif optimizer == NoOptimizer.__name__:
             reason = "without an optimizer in zero.shard"
         elif self.rule == "none":
-            # on the thread that calls step()
+            # step() runs Python optimizers itself, before it returns
             reason = f"with {optimizer}, which runs in Python"
         else:
             return True
@@ -199,7 +199,7 @@ class Manager:
 
     @torch.no_grad()
     def send_untrained(self, tensors: Iterable[torch.Tensor]) -> None:
-        """Gives all ranks rank 0's values of those of these tensors that are neither managed nor ignored.
+        """Gives all ranks rank 0's values of the tensors in `tensors` that are neither managed nor ignored.
         Collective."""
         kept = {entry.parameter for entry in self.managed} | self.ignored
         for tensor in (each for each in tensors if each not in kept):
@@ -222,7 +222,8 @@ class Manager:
                                                     if p in unit_of})
         # the nodes of autograd that accumulate gradients; their hooks follow those of tensors
         self.nodes = [torch.autograd.graph.get_gradient_edge(entry.parameter).node for entry in self.managed]
-        self.handles: list[Any] = []    # of the hooks that are no Hook
+        # the handles of all hooks that are not a Hook
+        self.handles: list[Any] = []
         for number, node in enumerate(self.nodes):
             self.handles += [node.register_prehook(functools.partial(make_room, weakref.ref(self), number)),
                              node.register_hook(functools.partial(take_gradient, weakref.ref(self), number))]

@@ -127,7 +127,7 @@ class ZeroOptimizer(torch.optim.Optimizer):
             self._pieces = (Pieces if finding.is_elementwise or self._core.placement == "whole" else WholeParameters)(
                 manager)
             self._inner = self._inner_optimizer(given)
-            # the inner optimizer's options that differ
+            # the options that the inner optimizer has instead of the program's
             self._changed_options = {name: None for name in [finding.clip] if name is not None}
             self._inner.defaults.update(self._changed_options)
         self._local = LocalParameters(given, manager.unmanaged)
@@ -238,9 +238,9 @@ class ZeroOptimizer(torch.optim.Optimizer):
 
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0,
                         error_if_nonfinite: bool = False) -> torch.Tensor:
-        """Clips like torch.nn.utils.clip_grad_norm_ on the averaged gradients of all parameters; the next step scales
-        them, which is faster. Returns the norm before clipping, which is equal on all ranks. Collective, also for ranks
-        without gradients."""
+        """Clips like torch.nn.utils.clip_grad_norm_ on the averaged gradients of all parameters. It is faster than
+        torch's function, because the next step scales the gradients. Returns the norm before clipping, which is equal
+        on all ranks. Collective, also for ranks without gradients."""
         if self.uneven is not None:
             self.uneven.announce("clip_grad_norm_", float(max_norm), float(norm_type), error_if_nonfinite)
         return clip_grad_norm_([self], max_norm, norm_type, error_if_nonfinite)
@@ -385,8 +385,8 @@ class ZeroOptimizer(torch.optim.Optimizer):
         return self._core.piece(number)
 
     def _clip_scale(self) -> float:
-        """Returns the factor for the gradients of this step: with the clip that the optimizer has as an option, which
-        the inner one cannot do. Collective if it has one."""
+        """Returns the factor for the gradients of this step. If the optimizer has an option that clips, the factor
+        includes the clip, because the inner optimizer has only this rank's parts of the gradients. Collective then."""
         scale, option = self._gradients.scale, self._manager.finding.clip
         if option is None:
             return scale
@@ -394,7 +394,8 @@ class ZeroOptimizer(torch.optim.Optimizer):
         return scale / max(1.0, self._core.norm() * scale / float(limit)) if limit else scale
 
     def _check_finding(self) -> None:
-        """Raises ValueError if the options of groups have changed so that the optimizer looks at more than before."""
+        """Raises ValueError if the options of groups have changed so that the optimizer looks at other tensors than
+        before."""
         settings = [settings_of(group) for group in self.param_groups]
         if any(group.get(name) != value for group, known in zip(settings, self._settings)
                for name, value in known.items()):

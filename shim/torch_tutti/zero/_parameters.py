@@ -83,8 +83,8 @@ def collect_managed(modules: list[nn.Module], group_of: dict[nn.Parameter, int],
 
 
 def check_same_layout(managed: list[Managed], group: dist.ProcessGroup) -> None:
-    """Raises ValueError on all ranks if a parameter has other shapes or memory formats on them: its elements would be
-    exchanged in different orders. Leaves other numbers of elements to the core. Collective."""
+    """Raises ValueError on all ranks if the shape or the memory format of a parameter differs between ranks: they would
+    exchange its elements in different orders. The core refuses different numbers of elements. Collective."""
     own = [(entry.name, tuple(entry.parameter.shape), entry.order()) for entry in managed]
     of_ranks: list[Any] = [None] * dist.get_world_size(group)
     dist.all_gather_object(of_ranks, own, group)

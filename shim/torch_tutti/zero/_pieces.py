@@ -44,9 +44,10 @@ class Pieces:
 
 class WholeParameters(Pieces):
     """Whole parameters in float32 or float64, each on its owner, for an optimizer that looks at whole tensors. In a
-    step the ranks send their pieces of gradients to the owners, and get new values. They send values too, unless each
-    rank can read all parameters in float32. Between steps the parameters have no memory. owner: the rank in the
-    group that has the parameter of a number."""
+    step the ranks send their pieces of gradients to the owners, and get new values. They send their pieces of values,
+    too, if parameters are sharded or have 16 bits; otherwise an owner reads its parameters in the core's memory.
+    Between steps the parameters have no memory. owner: for each number, the rank in the group that owns the
+    parameter."""
 
     def __init__(self, manager: Manager) -> None:
         self.core, self.managed, self.group = manager.core, manager.managed, manager.group
@@ -81,7 +82,7 @@ class WholeParameters(Pieces):
             pieces = {number: piece_of(number) for number in numbers}
             for number, value in self._values(numbers, [pieces[number].value for number in numbers]).items():
                 self.parameters[number].copy_(self.managed[number].shaped(value))
-            # a gradient is missing on all ranks, or on none; empty pieces have none
+            # `used` is equal on all ranks; an empty piece has no gradient
             used = [number for number in numbers if pieces[number].used]
             gradients = [torch.empty(0, dtype=dtype) if gradient is None else gradient.to(dtype) for number in used
                          for dtype, gradient in [(self.core.sum_dtypes[number], pieces[number].gradient)]]

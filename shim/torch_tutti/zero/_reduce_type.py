@@ -13,7 +13,7 @@ def sums_in_float32(reduce_dtype: torch.dtype | None, gradients: Iterable[tuple[
                     compression: str | Compression | None = None) -> bool:
     """Returns True if gradients in 16 bits are to be summed in float32, and False if all are summed in their own types.
     reduce_dtype: an argument of zero.shard. gradients: name and type of each parameter in training. Raises ValueError
-    for what is no type of parameters, and NotImplementedError for a type in which these gradients cannot be summed."""
+    if reduce_dtype is not a type of parameters, and NotImplementedError if these gradients cannot be summed in it."""
     if reduce_dtype is None:
         return False
     _check_type(reduce_dtype)
@@ -31,7 +31,7 @@ def sums_in_float32(reduce_dtype: torch.dtype | None, gradients: Iterable[tuple[
 
 
 def _check_type(reduce_dtype: Any) -> None:
-    """Raises ValueError for what is no type of parameters."""
+    """Raises ValueError if the argument is not a type of parameters."""
     if reduce_dtype not in DTYPES:
         raise ValueError(f"zero.shard: reduce_dtype={reduce_dtype!r}; it must be torch.float32, the type of the "
                          "gradients, or None")

@@ -48,7 +48,8 @@ def shard_several(model: nn.Module, optimizers: Sequence[torch.optim.Optimizer],
     for sharded in found:
         sharded.has_siblings = len(found) > 1
         sharded.advice_to_train = "set requires_grad before zero.shard_several"
-        # the others' parameters are replicas; a clip of all exchanges its factor once
+        # parameters of the other optimizers are replicas; because all optimizers have one list `checked`, a clip of all
+        # their gradients compares its factor between ranks once
         sharded._gradients.has_ignored = bool(left_out)
         sharded._gradients.checked = found[0]._gradients.checked
     return model, found

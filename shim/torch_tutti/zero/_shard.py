@@ -68,13 +68,13 @@ def shard(model: nn.Module, optimizer: torch.optim.Optimizer | None = None, *, s
     `optimizer` on this rank alone, and then sets their `grad` to None.
 
     Parameters are float32, bfloat16, float16 or float64; those without elements are left alone. They are in CPU memory
-    and may not be moved or changed in place, except by rank 0 in a `with optimizer.edit():` block; the next step raises
-    an error. After backward() `grad` has no memory: it can be clipped, scaled and asked for its norm, by all ranks
-    together. Buffers start as rank 0's, and are each rank's own afterwards. AdamW, Adam and SGD run in C unless a
-    parameter is float64, bit-identical to torch's. Any other optimizer is tried on small tensors: if it treats all
-    elements alike it runs on flat parts, otherwise on whole parameters, each on one rank. NotImplementedError if it
-    changes no parameter, as if it wraps another optimizer, or, unless stage is 0, looks at several together.
-    """
+    and may not be moved or changed in place, except by rank 0 in a `with optimizer.edit():` block; otherwise the next
+    step raises an error. After backward() `grad` has no memory: it can be clipped, scaled and asked for its norm, by
+    all ranks together. Buffers start as rank 0's, and are each rank's own afterwards. AdamW, Adam and SGD run in C
+    unless a parameter is float64, bit-identical to torch's. Any other optimizer is tried on small tensors: if it treats
+    all elements in the same way it runs on flat parts, otherwise on whole parameters, each on one rank. Raises
+    NotImplementedError for an optimizer that changes no parameter, for example because it wraps another one, and,
+    unless stage is 0, for one that looks at several parameters together."""
     placement = _placement_of(stage, hosts)
     _check_arguments(model, optimizer, gradients, placement, precision, compression, state_directory)
     any_group = optimizer is None and stage == 0 and not isinstance(group, DeviceMesh)

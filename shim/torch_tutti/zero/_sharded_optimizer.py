@@ -88,7 +88,7 @@ class Ownership:
     @torch.no_grad()
     def gather_states(self, own_states: Any, on_this_rank: bool) -> dict[Any, Any]:
         """Returns the states of all parameters if on_this_rank, otherwise {}. own_states: {parameter: its state} for
-        this rank's parameters, and entries of other keys, which are kept. Collective."""
+        this rank's parameters, and entries of other keys, which are copied to the result. Collective."""
         parameters = list(self.owner_of)
         described = {number: {name: (value.shape, value.dtype, value.device) if _is_sent_alone(value) else [value]
                               for name, value in own_states[parameter].items()}
@@ -153,8 +153,9 @@ class ShardedOptimizer(torch.optim.Optimizer):
 
     # ---- a step ----
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Averages the gradients if it was asked to, steps this rank's parameters, and gets the values of the others.
-        Parameters without a gradient stay as they are. Collective."""
+        """Averages the gradients if zero.sharded got average=True and average_gradients() has not done it, steps this
+        rank's parameters, and gets the values of the others. Parameters without a gradient stay as they are.
+        Collective."""
         result = None
         if closure is not None:
             with torch.enable_grad():
@@ -191,7 +192,8 @@ class ShardedOptimizer(torch.optim.Optimizer):
         return found if on_this_rank else {}
 
     def _gathered_state(self, call: str, on_this_rank: bool) -> dict[str, Any]:
-        """Returns torch's state_dict of the whole state, or of none. call: its name, for error texts. Collective."""
+        """Returns torch's state_dict with the whole state if on_this_rank, otherwise without any state. call: its name,
+        for error texts. Collective."""
         self._ownership.arrivals.wait(f"optimizer.{call}", "Call it on all ranks, and write the result on rank 0.",
                                       self.arrival_timeout)
         own_states = self.state

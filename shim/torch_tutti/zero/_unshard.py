@@ -51,7 +51,7 @@ def divide_again(optimizer: ZeroOptimizer, added: dict[str, Any] | None = None) 
     model, units, group, settings = manager.model, manager.given_units, manager.group, manager.settings
     collect_managed([model, *units], group_of, manager.unmanaged, manager.dtype)
     kind = type(manager)
-    del manager                         # this frame would keep it
+    del manager                         # this frame would keep it alive
     ordinary, state, residuals = _leave_division(optimizer, call)
     ordinary.state.update(state)
     if added:

@@ -1,5 +1,5 @@
-"""Finds steps that DistributedDataParallel would take otherwise: there gradients stay in `grad` until zero_grad();
-zero's step ends them."""
+"""Finds steps that DistributedDataParallel would take with other gradients: there gradients stay in `grad` until
+zero_grad(), while zero's step ends them."""
 from __future__ import annotations
 
 import warnings
@@ -37,6 +37,6 @@ class ZeroGradCheck:
 
     @staticmethod
     def raise_repeated() -> None:
-        """Raises RuntimeError for a step that follows another one, with gradients of no rank."""
+        """Raises RuntimeError for a step that repeats the one before it, because no rank has new gradients."""
         raise RuntimeError("zero: step() follows a step, and no rank has made gradients or called zero_grad() since; " +
                            "take one step for each backward pass, or " + _ADVICE + "takes the same step again")

@@ -42,7 +42,7 @@ class ZeroCallback(TrainerCallback):
         self._prepare_save(args, control.should_save)
 
     def on_evaluate(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        # the Trainer decides after this call
+        # with SaveStrategy.BEST the Trainer decides after this call whether to save
         self._prepare_save(args, args.save_strategy == SaveStrategy.BEST)
 
     def on_step_begin(self, *_: Any, **__: Any) -> None:
