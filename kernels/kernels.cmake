@@ -1,5 +1,5 @@
-# The same loops once per instruction set, each file with its flags. Without contraction of a * b + c all of them give
-# the same bits.
+# Each file of kernels/cpu compiles the same loops for one instruction set, with the flags of this set. All files give
+# the same bits, because the compiler may not contract a * b + c to one instruction (-ffp-contract=off).
 file(GLOB kernel_sources CONFIGURE_DEPENDS kernels/*.c)
 list(APPEND kernel_sources kernels/cpu/scalar.c)
 if(CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|amd64|AMD64)$")
@@ -7,8 +7,8 @@ if(CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|amd64|AMD64)$")
   set_source_files_properties(kernels/cpu/avx2.c PROPERTIES COMPILE_OPTIONS "-mavx2;-mf16c;-mfma")
   set_source_files_properties(kernels/cpu/avx512.c PROPERTIES
     COMPILE_OPTIONS "-mavx2;-mf16c;-mavx512f;-mavx512bw;-mavx512dq;-mavx512vl")
-  # gcc 12 aligns the frames in which it looks for use after return to 32 bytes only, and then stores vectors of 64 in
-  # them as if aligned. The other checks stay on.
+  # To find uses after return, gcc 12 moves stack frames to memory that it aligns to 32 bytes only, and then stores
+  # vectors of 64 bytes in them as if they were aligned. So this check is off; the other checks stay on.
   if(TUTTI_SANITIZE MATCHES address AND CMAKE_C_COMPILER_ID STREQUAL GNU)
     set_property(SOURCE kernels/cpu/avx512.c APPEND PROPERTY COMPILE_OPTIONS "--param=asan-use-after-return=0")
   endif()
@@ -20,9 +20,10 @@ endif()
 set(loops ${kernel_sources})
 list(FILTER loops INCLUDE REGEX "kernels/cpu/")
 set_property(SOURCE ${loops} APPEND PROPERTY COMPILE_OPTIONS -fno-lto)
-# No value depends on these two; without them no loop with a square root or a comparison becomes vectors.
+# These two flags change no result. Without them the compiler vectorises no loop with a square root or a comparison.
 set_property(SOURCE ${loops} APPEND PROPERTY COMPILE_OPTIONS -fno-math-errno -fno-trapping-math)
-# No loop gets bytes from other processes, except those that unpack gradients, which tests/fuzz compiles itself.
+# Of the loops, only those that unpack gradients read input from outside; tests/fuzz/gradients.c compiles them itself,
+# with sanitizers.
 if(TUTTI_FUZZ)
   set_property(SOURCE ${loops} APPEND PROPERTY COMPILE_OPTIONS -fno-sanitize=all)
 endif()

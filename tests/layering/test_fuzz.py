@@ -30,4 +30,4 @@ def test_unknown_target_is_refused():
 
 def test_seconds_are_a_number():
     said = subprocess.run([ROOT / "script/fuzz", TARGETS[0], "soon"], capture_output=True, text=True)
-    assert said.returncode == 1 and "soon is no number of them" in said.stderr
+    assert said.returncode == 1 and "the number of seconds is 'soon'; it must be 1 or more" in said.stderr

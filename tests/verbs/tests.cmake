@@ -1,4 +1,5 @@
-# The fake RDMA provider, and its own tests. Its name is not that of the real library, which UCX may look for in this process.
+# The fake RDMA provider, and its own tests. Its file name differs from that of the real library, which UCX may open in
+# the same process.
 file(GLOB sources CONFIGURE_DEPENDS verbs/*.c)
 list(FILTER sources EXCLUDE REGEX "/verbs/(test_[^/]*|ends)\\.c$")
 add_library(fake_verbs SHARED ${sources})
@@ -10,7 +11,8 @@ tutti_helper(fake_verbs_ends verbs/ends.c)
 target_link_libraries(fake_verbs_ends PUBLIC fake_verbs)
 tutti_units(unit_fake_verbs base ../verbs fake fake_errors fake_shared fake_storm)
 target_link_libraries(unit_fake_verbs PRIVATE fake_verbs_ends)
-if(TUTTI_SANITIZE STREQUAL "thread")                                   # starts itself for each wrong use
+# the test starts itself for each wrong use, which the thread sanitizer must find
+if(TUTTI_SANITIZE STREQUAL "thread")
   tutti_unit(../verbs fake_races base)
   target_link_libraries(test_fake_races PRIVATE fake_verbs_ends)
 endif()

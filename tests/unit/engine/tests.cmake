@@ -1,10 +1,12 @@
 set(names agreement fast_path tuner_run collectives messages monitored errors async shared_tensors
   shared_failures shared_messages repeats ring one_sided versions prediction uneven queue
   properties network eviction priority rows)
-if(NOT TUTTI_SANITIZE STREQUAL "thread")                               # arithmetic, and processes
+# bitwise tests arithmetic, and the other two need processes
+if(NOT TUTTI_SANITIZE STREQUAL "thread")
   list(APPEND names bitwise deaths single_copy)
 endif()
-if(NOT TUTTI_SANITIZE)                                                 # the sanitizers make calls of their own
+# refused forbids system calls, and sanitizers make some of their own
+if(NOT TUTTI_SANITIZE)
   list(APPEND names refused)
 endif()
 tutti_units(unit_engine all engine ${names})
@@ -24,7 +26,8 @@ if(TUTTI_SANITIZE)
   set(reading shared_tensors shared_messages)
   set(trying one_sided properties)
 endif()
-if(TUTTI_SANITIZE STREQUAL "thread")                                   # it does not see what the kernel reads
+# the thread sanitizer does not see the bytes that the kernel reads for single copy
+if(TUTTI_SANITIZE STREQUAL "thread")
   set(reading shared_messages)
 endif()
 foreach(name ${reading})
@@ -40,7 +43,8 @@ tutti_over_inproc(test_errors "*hosts*")
 if(NOT TUTTI_SANITIZE STREQUAL "thread")
   tutti_over_inproc(test_deaths "*hosts*")
 endif()
-if(NOT TUTTI_SANITIZE)                                                 # these have the others
+# under sanitizers the repeats above are enough
+if(NOT TUTTI_SANITIZE)
   tutti_over_inproc(test_collectives "*hosts*")
   tutti_over_inproc(test_uneven "*hosts*")
 endif()

@@ -10,7 +10,7 @@ target_sources(test_interface PRIVATE ${join}/interface.c)
 tutti_unit(join shm_group transports)
 target_sources(test_shm_group PRIVATE ${join}/shm_group.c ${join}/join_result.c)
 target_link_libraries(test_shm_group PRIVATE peers_world)
-# The bootstrap needs no more of join/ than a few files.
+# Tests of the bootstrap are linked with only those files of join/ that it needs.
 tutti_helper(bootstrap_world unit/join/bootstrap_world.c ${join}/bootstrap.c ${join}/bootstrap_id.c ${join}/records.c
   ${join}/terms.c ${join}/join_result.c ${join}/store_wait.c)
 tutti_units(unit_bootstrap transports join bootstrap_store received_texts terms)

@@ -11,13 +11,16 @@ if(HAVE_VERBS)
   add_dependencies(ranks_verbs fake_verbs)
 endif()
 set(names matching fabrics store_modes shm router share transports fabric tcp_strangers storm)
-if(NOT TUTTI_SANITIZE STREQUAL "thread")                               # one thread plays all ranks
+# in this test one thread plays all ranks
+if(NOT TUTTI_SANITIZE STREQUAL "thread")
   list(APPEND names model)
 endif()
-if(HAVE_UCX AND NOT TUTTI_SANITIZE STREQUAL "thread")                  # has processes only
+# the ranks of these tests are processes
+if(HAVE_UCX AND NOT TUTTI_SANITIZE STREQUAL "thread")
   list(APPEND names ucx_fetch ucx_payloads)
 endif()
-if(HAVE_UCX AND NOT TUTTI_SANITIZE)                                    # takes signals and mmap for itself
+# UCX's library replaces signal handlers and mmap, as sanitizers do
+if(HAVE_UCX AND NOT TUTTI_SANITIZE)
   list(APPEND names ucx_library)
 endif()
 if(HAVE_VERBS)
@@ -29,20 +32,23 @@ tutti_unit_tests(unit_transports ${names})
 target_link_libraries(unit_transports PRIVATE contract ranks_fabric)
 if(HAVE_VERBS)
   target_link_libraries(unit_transports PRIVATE ranks_verbs)
-  if(TUTTI_SANITIZE)             # its allocators do not let a child of fork start threads, and are not to be trimmed
+  # with the allocators of sanitizers, a child of fork cannot start threads, and the heap cannot be trimmed
+  if(TUTTI_SANITIZE)
     set_source_files_properties(unit/transports/test_verbs_mappings.c unit/transports/test_verbs_registration.c
       PROPERTIES COMPILE_DEFINITIONS NO_PROCESSES)
   endif()
 endif()
-# The rows of the contract, by networks.
+# test_contract, the tests that every transport must pass, over each network.
 foreach(network tcp ucx)
   tutti_test(test_${network} "unit_transports;test_contract;${network}" "")
 endforeach()
 tutti_encrypted(test_tcp)
 tutti_unit(transports tcp_shortage transports)                          # takes all descriptors of its process
-if(NOT TUTTI_SANITIZE STREQUAL "thread")                               # has processes only
+# the ranks of this test are processes
+if(NOT TUTTI_SANITIZE STREQUAL "thread")
   tutti_test(test_tcp_and_ucx "unit_transports;test_contract;tcp_and_ucx" "")
 endif()
-if(HAVE_VERBS AND NOT TUTTI_SANITIZE)                                  # runs in a guest
+# skipped outside the virtual machine of script/test-verbs
+if(HAVE_VERBS AND NOT TUTTI_SANITIZE)
   tutti_test(test_verbs_soft "unit_transports;test_contract;verbs" "")
 endif()

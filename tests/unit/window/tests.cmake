@@ -1,5 +1,6 @@
 tutti_units(unit_window all window window window_errors window_freed)
-if(NOT TUTTI_SANITIZE)                                                 # under sanitizers over TCP, which is used
+# under sanitizers only over TCP (below), which programs use
+if(NOT TUTTI_SANITIZE)
   foreach(name window window_freed)
     tutti_over_inproc(test_${name} "*")
   endforeach()
@@ -7,8 +8,8 @@ endif()
 foreach(name window window_errors window_freed)
   tutti_repeat(test_${name} over_tcp "TUTTI_TRANSPORT=tcp")
 endforeach()
-# Not under sanitizers, where these libraries are slow. The fake device serves the threads of one process, so only a
-# file without processes runs over it.
+# Not under sanitizers, where UCX and the fake device are slow. The fake device serves the threads of one process, so
+# only a file without processes runs over it.
 if(HAVE_UCX AND NOT TUTTI_SANITIZE)
   tutti_repeat(test_window over_ucx "TUTTI_TRANSPORT=ucx")
 endif()

@@ -1,11 +1,11 @@
-# Mistakes that trying all orders must find: the test of a mutant passes when something is found wrong.
-# who waits for whom
+# Mistakes that trying all orders must find: the test of a mutant passes if test_orders finds a fault.
+# which rank waits for which
 tutti_mutant(test_orders zero/reduce waits_without_patience "&& reducer_await_oldest_briefly(reducer)" "")
 tutti_mutant(test_orders zero/reduce waits_and_naps_for_ever "&& clock_ns() < began_ns + POLL_NS" "")
 tutti_mutant(test_orders zero/zero steps_wait_for_all_updates "TRY(reducer_begin_step(&zero->reducer));\n    return" "TRY(reducer_begin_step(&zero->reducer));\n    for (int u = 0; u < units; u++) TRY(placement_await_unit(&zero->placement, u, zero->steps + 1));\n    return")
 tutti_mutant(test_orders zero/placement says_nothing_on_one_host "        placed_unit_publish_version(placed);\n        return TUTTI_OK;" "        return TUTTI_OK;")
 tutti_mutant(test_orders zero/async_step ends_without_a_word "    async->busy = false;\n    pthread_cond_broadcast(&async->changed);" "    async->busy = false;")
-# all start the same sums in the same order
+# all ranks start the same sums in the same order
 tutti_mutant(test_orders zero/reduce sums_what_is_complete "while (reducer->sums_started < reducer->partition->units\n        && reducer->unit[reducer_get_next_unit(reducer)].is_complete)\n        TRY(reducer_start_sum(reducer, reducer_get_next_unit(reducer)));" "for (int u = 0; u < reducer->partition->units; u++) if (reducer->unit[u].is_complete) TRY(reducer_start_sum(reducer, u));")
 tutti_mutant(test_orders zero/reduce learns_alone "    TRY(tutti_broadcast(agreed, agreed, (size_t)reducer->partition->units, TUTTI_INT32, 0, reducer->control_comm,\n        NULL));\n" "")
 tutti_mutant(test_orders zero/reduce tells_nobody_of_more "flags[HAS_MORE] = reducer_has_gradients(reducer);" "flags[HAS_MORE] = 0;")
@@ -19,7 +19,7 @@ tutti_mutant(test_orders zero/reduce leaves_absent_as_they_were "if (reducer->pr
 tutti_mutant(test_orders zero/reduce sums_what_is_being_written "        reducer->unit[p->unit].ready_count--;\n        reducer->unit[p->unit].is_complete = false;" "        reducer->unit[p->unit].ready_count--;")
 tutti_mutant(test_orders zero/reduce lands_the_oldest_for_another "if (reducer->in_flight[n] == unit) return reducer_complete_sum(reducer, n);" "return reducer_complete_sum(reducer, 0);")
 tutti_mutant(test_orders zero/zero updates_before_it_lands "    TRY(reducer_complete_unit(reducer, unit));\n" "")
-# who reads what
+# which values a rank reads
 tutti_mutant(test_orders zero/zero steps_over_readers "return closed ? tutti_barrier(zero->control_comm, NULL) : TUTTI_OK;" "return TUTTI_OK;")
 tutti_mutant(test_orders zero/zero overwrites_what_is_gathered "    TRY(placement_await_unit(&zero->placement, unit, zero->steps - 1));" "")
 tutti_mutant(test_orders zero/zero uses_before_the_async_step "    TRY(async_step_await_unit(zero->async, unit, zero->steps));\n" "")

@@ -1,13 +1,15 @@
 tutti_units(unit_zero all zero partition gather zero steps pieces sum_types compress exchange state_file)
 set(over_inproc zero pieces sum_types)
-if(NOT TUTTI_SANITIZE)                                                 # these call the same of zero/ and more of the core
+# the additional tests run no other code of zero/, only more of the core
+if(NOT TUTTI_SANITIZE)
   list(APPEND over_inproc gather steps compress)
 endif()
 foreach(name ${over_inproc})
   tutti_over_inproc(test_${name} "*")
 endforeach()
-# All orders, with all ranks on one thread: what waits or tells the time is wrapped, and pages.c is replaced.
-if(NOT TUTTI_SANITIZE STREQUAL "thread")                               # which wants to be told of other stacks
+# Tries all orders of events, with each rank on a stack of its own in one thread. Functions that wait or read the clock
+# are wrapped, and pages.c is replaced. The thread sanitizer does not know these stacks.
+if(NOT TUTTI_SANITIZE STREQUAL "thread")
   add_library(zero_strands OBJECT unit/zero/test_orders.c unit/zero/program.c unit/zero/strands.c unit/zero/verbs.c
     unit/zero/pages.c)
   target_link_libraries(zero_strands PRIVATE tutti_flags)
@@ -21,5 +23,5 @@ if(NOT TUTTI_SANITIZE STREQUAL "thread")                               # which w
     $<TARGET_OBJECTS:floor_kernels> "$<FILTER:$<TARGET_OBJECTS:floor_zero>,EXCLUDE,/zero/pages.c.o$>")
 endif()
 if(NOT TUTTI_SANITIZE)
-  include(${CMAKE_CURRENT_LIST_DIR}/mutants.cmake)                     # mistakes, in the words of the source
+  include(${CMAKE_CURRENT_LIST_DIR}/mutants.cmake)
 endif()
