@@ -47,7 +47,7 @@ int fabric_find_default(const char *devices)
     return fabric_number_by_name(active ? "ucx" : "tcp");
 }
 static int default_number;
-/* Sets default_number, once per process. */
+/* Sets default_number, once per process: to tcp if encryption is required, because only tcp can be encrypted. */
 static void fabrics_choose_default(void)
 {
     default_number =

@@ -1,5 +1,5 @@
-/* The pieces of a transfer form one stream of bytes. A cursor in the transfer (moved, piece, offset) says which byte is
-   next. */
+/* The pieces of a transfer form one stream of bytes. A cursor in the transfer (moved, piece, offset) gives the
+   next byte. */
 #pragma once
 #include "backend/transports/transfer.h"
 
@@ -14,6 +14,6 @@ void pieces_scatter(struct transfer *transfer, const unsigned char *from, size_t
 typedef void copy_function(void *to, const void *from, size_t bytes);
 /* Copies with `copy` if the run has 1 KiB or more and `copy` is not NULL, otherwise with memcpy. */
 void piece_copy(copy_function *copy, void *to, const void *from, size_t bytes);
-/* These two gather and scatter by piece_copy. */
+/* Like pieces_gather and pieces_scatter, but each run is copied by piece_copy with `copy`. */
 void pieces_gather_with(copy_function *copy, struct transfer *transfer, unsigned char *to, size_t bytes);
 void pieces_scatter_with(copy_function *copy, struct transfer *transfer, const unsigned char *from, size_t bytes);

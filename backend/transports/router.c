@@ -74,8 +74,8 @@ static double link_cost_predict_ns(const struct link_cost *cost, uint64_t bytes)
     return (bytes <= EAGER_BYTES ? cost->message_ns : cost->announced_ns) + cost->byte_ns * (double)bytes;
 }
 /* Returns the network for a send: only_network if it is set, otherwise the connected one with the least expected time,
-   or the first while no network is connected. If a network reports SENDS_WAIT, it returns that one, because sends
-   leave in the order of posting. */
+   or the first while no network is connected. A network that reports SENDS_WAIT takes precedence over all of these,
+   because sends leave in the order of posting. */
 __attribute__((noinline)) static struct transport *router_choose_network(struct router *router,
     const struct route *route, const struct transfer *transfer)
 {

@@ -32,8 +32,8 @@ struct piece {
     unsigned char *at;
     size_t length, wire;
 };
-/* A location in memory in the terms of the transport that moves the bytes. shm: the number of a block of the rank that
-   owns it, and an offset in it. A network: a memory key and an address. */
+/* A location in memory by which another rank can reach it: the number of a block of the rank that owns it, and an
+   offset in the block. Only shm uses locations; pair.h lists special block numbers. */
 struct remote { uint64_t block, offset; };
 struct transfer {
     /* The caller sets the fields from here to `piece_count` before it posts the transfer. */

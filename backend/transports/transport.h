@@ -16,21 +16,21 @@
  * announced: its bytes stay, under an id, until the receiver asks for them.
  *
  * Arrival. Messages arrive within poll. matching_take_receive returns the receive that takes the message. Bytes that
- * are present go into that receive at once; an announced message goes on with accept. If no receive is posted,
- * matching_keep_arrival keeps an arrival: the announcement, or a copy of the bytes.
+ * are present go into that receive at once; those of an announced message are moved as by accept. If no receive is
+ * posted, matching_keep_arrival keeps an arrival: the announcement, or a copy of the bytes.
  *
- * Credit. The unrequested messages of a member, under way or kept, are bounded: in bytes (shm: 64 KiB) or in number.
- * Credit returns when the bytes meet their receive: at arrival, or by release.
+ * Credit. The messages of a member that travel with their bytes, under way or kept, are bounded: in bytes (shm: 64 KiB,
+ * fabric: 256 KiB) or in number (inproc). Credit returns when the bytes meet their receive: at arrival, or by release.
  *
  * accept. The receive has met an announced message. The transport now moves its bytes, pulled from here or pushed from
  * there, and then both ends are DONE. transfer_meet_message decides whether the ends agree. If they differ, both ends
  * fail with MISMATCH and learn the byte count of the other, except a send that is already done.
  *
  * cancel. true: the transfer is forgotten, and its memory is no longer in use, except by a peer that
- * transfer.may_share lets read it. The other end is dropped, or fails with ABORTED if it still waits. false: a member
- * may still use the memory; the caller polls and cancels again. This ends at most TRANSPORT_CANCEL_MS after the first
- * cancel: a transport that cannot take the memory back by then loses the member (router_lose_peer), which closes every
- * path to that memory.
+ * transfer.may_share lets read or write it. The receiver drops the message of a cancelled send; a receive that has met
+ * it and still waits fails with ABORTED. The send of a cancelled receive completes. false: a member may still use the
+ * memory; the caller polls and cancels again. This ends at most TRANSPORT_CANCEL_MS after the first cancel: a transport
+ * that cannot take the memory back by then loses the member (router_lose_peer), which closes every path to that memory.
  *
  * lose. A member is lost; the code that noticed it called router_lose_peer. All transfers with the member fail, and
  * later messages from it are ignored. It can no longer reach memory of this rank, except shared memory (see
@@ -38,8 +38,9 @@
  * of a poll or cancel. The control connection detects members that are stopped or unplugged.
  *
  * Several networks. Networks that lead to the same members (router_add_network) each report in `readiness` how they
- * would handle a send. The router numbers messages as they leave (route->sent). A network passes arrivals to the
- * matching in that order (route->handled) and saves those that are early. Each arrival names its transport.
+ * would handle a send. They number the messages to a member in one sequence, as they leave (route->sent). At the
+ * receiver, networks pass arrivals to the matching in that order (route->handled) and save those that are early. Each
+ * arrival names its transport.
  *
  * Sleeping. poll returns true while something moves, is about to move or has failed. After false a rank may arm, and
  * if arm returns true, sleep: router->bell then rings for later events. So a rank sleeps only on words in shared
@@ -49,9 +50,9 @@
  * Reasons. A transport that fails something formats the reason with status_fail. Then it calls router_fail_transfer
  * (for one transfer), router_lose_peer (for one member) or router_fail (for all: the transport no longer works).
  *
- * Threads. One thread at a time calls the functions of one router. They never block, allocate nothing for small
- * messages that are expected, and their only callback is the bell. They read words that other ranks write once and
- * check them. */
+ * Threads. One thread at a time calls the functions of one router. They do not block, except that lose and destroy of a
+ * network may wait up to TRANSPORT_CANCEL_MS for memory of a transfer. They allocate nothing for small messages that
+ * are expected, and end a transfer only by its state. They read each word of shared memory once, and check it. */
 #pragma once
 #include "backend/transports/transfer.h"
 

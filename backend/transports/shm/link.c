@@ -205,8 +205,8 @@ static bool shm_link_stream_sends(struct shm *shm, struct shm_link *link)
     }
     return moved;
 }
-/* Sends a message that fits a cell and has no message waiting before it. false: the message is not such a one, or lacks
-   room or credit. This path touches no list. */
+/* Sends a message of one piece that fits a cell, if the pair is open and no message waits before it. false: it was not
+   sent, perhaps for lack of room or credit. This path touches no list. */
 static bool shm_link_send_inline(struct shm *shm, struct shm_link *link, struct transfer *transfer)
 {
     bool small =

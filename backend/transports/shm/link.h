@@ -31,11 +31,12 @@ struct shm_link {
     /* The peer's index on the host, and its rank for the router. */
     int peer;
     int rank;
-    /* Slots may arrive for receives that were cancelled, and are dropped. */
+    /* A receive was cancelled or withdrawn, so slots without a receive may arrive, which are dropped. Never reset. */
     bool is_dropping;
     /* These parts of the outgoing pair are reserved. */
     bool eager_ready, pipe_ready;
-    /* A receive could not reach its message. The group has failed, so no other receive of `shares` begins. */
+    /* A receive of `shares` has failed. No other one begins, because the sender may still copy parts of the failed
+       one. */
     bool shares_refused;
     /* The peer's bell must ring. */
     bool must_ring;
@@ -115,7 +116,8 @@ struct remote share_own_location(const struct shm *shm, const struct transfer *t
 /* Takes a receive that has met a message. true: one rank can reach or read the other's tensor, so the message is copied
    from tensor to tensor, after the receives that wait already. false: the message must be streamed. */
 bool share_accept_receive(struct shm *shm, struct shm_link *link, struct transfer *receive);
-/* Copies the next part of the first shared receive, and of the send that this rank helps. true: something moved. */
+/* Copies the next part of the first shared receive, and of the send that this rank helps to copy. true: something
+   moved. */
 bool share_poll(struct shm *shm, struct shm_link *link);
 /* Handles SHARE: begins to help with an announced send, at the location of its receiver's tensor. */
 void share_handle_request(struct shm *shm, struct shm_link *link, const struct envelope *envelope);

@@ -15,8 +15,8 @@ static uint64_t eager_payload_room(uint64_t bytes)
 {
     return bytes <= INLINE_BYTES ? 0 : (bytes + 63) / 64 * 64 + READ_AHEAD;
 }
-/* Returns the credit that an eager message of this size takes: for its payload, and one line for the struct that keeps
-   it. */
+/* Returns the credit that an eager message of this size takes: for its payload, and 64 bytes for the receiver's
+   bookkeeping, which bound the number of tiny messages. */
 static uint64_t eager_message_credit(uint64_t bytes) { return 64 + eager_payload_room(bytes); }
 
 /* The one or two runs of memory of a payload; the eager part is circular. */

@@ -17,16 +17,18 @@
 enum {
     RING_CELLS = 64,
     KIND_BITS = 8,
+    /* The bytes of the largest message whose payload is in its cell, and of the largest eager message. */
     INLINE_BYTES = 40,
     EAGER_LIMIT = 8192,
     EAGER_CREDIT = 65536,
-    /* The space between payloads, in bytes. */
+    /* The space between payloads of the eager part, in bytes. */
     READ_AHEAD = 256,
     /* With so many slots a slot has left its reader's cache before it is filled again. */
     PIPE_SLOTS = 16,
     SLOT_BYTES = 65536,
     DOORBELL_RANKS = 7680,
     PAIR_PAGE = 4096,
+    /* The bits of `claims` that count parts; the others have the id of the message. */
     CLAIM_BITS = 24,
     /* A receive of this size in bytes evicts its own beginning from the cache. */
     BEYOND_CACHE = 8 << 20,
@@ -115,13 +117,13 @@ static inline size_t part_bytes(uint64_t bytes)
 }
 /* Returns the number of parts of a message of `bytes` bytes. */
 static inline uint64_t part_count(uint64_t bytes) { return (bytes + part_bytes(bytes) - 1) / part_bytes(bytes); }
-/* Opens the claims of the message `id`, which ends the claims of the previous one. id 0: of no message. The reader of
-   the pair calls it. */
+/* Makes `claims` count the parts of the message `id`, so that no further part of the previous message is taken. id 0:
+   no message. The reader of the pair calls it. */
 void part_claims_open(struct pair *pair, uint64_t id);
-/* Returns whether the message `id` of that many parts has the claims, and has parts left to take. */
+/* Returns whether `claims` counts the parts of the message `id`, and not all of its `parts` parts are taken. */
 bool part_claims_left(const struct pair *pair, uint64_t id, uint64_t parts);
-/* Takes the next part of the message, whose number goes to *out. false: all parts are taken, or the claims are those of
-   another message. */
+/* Takes the next part of the message, and sets *out to its number. false: all parts are taken, or `claims` counts those
+   of another message. */
 bool part_claims_take(struct pair *pair, uint64_t id, uint64_t parts, uint64_t *out);
 
 /* ---- the writer's end ---- */
@@ -140,8 +142,9 @@ struct pair_writer {
 /* Says how the writer copies long runs: with `copy`, or by memcpy if `copy` is NULL. is_paced: by the cheaper of the
    two. */
 struct copy_policy { copy_function *copy; bool is_paced; };
-/* Each of these three reads the peer's counter if the last known value does not suffice, and marks the writer corrupt
-   if the value is impossible. Returns whether the ring has room for one envelope. */
+/* Each of the next three reads the peer's counter if the last known value does not suffice, and marks the writer
+   corrupt if the value is impossible. */
+/* Returns whether the ring has room for one envelope. */
 bool writer_has_room(struct pair_writer *writer);
 /* Returns whether the writer has credit for an eager message of this size. false also if it exceeds EAGER_LIMIT. */
 bool writer_has_credit(struct pair_writer *writer, uint64_t bytes);
@@ -174,8 +177,8 @@ struct reader {
     struct pair *pair;
     /* The number of cells read. */
     uint32_t taken;
-    /* The position in the eager part, the credit taken by messages read, and returned, and the number of slots
-       emptied. */
+    /* The position in the eager part, the credit that the messages read so far have taken, the part of it that was
+       returned, and the number of slots emptied. */
     uint64_t position, received, returned, emptied;
     /* The writer has written an impossible value. */
     bool is_corrupt;
@@ -210,7 +213,7 @@ struct filled_slot {
     const unsigned char *at;
 };
 /* Reads the fields of the next filled slot, and returns them with its address. The caller knows the message, so it
-   checks the fields and adds the offset of the filling. */
+   checks the fields; reader_scatter_slot adds the offset of the filling. */
 struct filled_slot reader_read_slot(const struct reader *reader);
 /* Copies the bytes of the next slot to the cursor of the transfer, by `copy` (NULL: memcpy). */
 void reader_scatter_slot(struct reader *reader, const struct filled_slot *slot, struct transfer *to,

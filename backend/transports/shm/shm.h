@@ -30,9 +30,9 @@ struct shm_callbacks {
     bool (*enter)(void *context);
     void (*leave)(void *context);
     /* The next three read tensors that peers cannot reach. They are set together or all NULL.
-       opens returns whether a peer may read a send from there, and whether that pays. reads returns whether this rank
-       can read from peers. read copies from an address that a member sent; IN_PROGRESS: not now, the member may be
-       lost. */
+       opens returns true if a peer may read the tensor at `at`, and if that is faster than staging it. reads returns
+       whether this rank can read memory of peers. read copies from an address in the member's process, which the
+       member has sent; IN_PROGRESS: the read failed because the member may be gone. */
     bool (*opens)(void *context, const void *at, size_t bytes);
     bool (*reads)(void *context);
     tutti_status (*read)(void *context, int member, uint64_t at, void *to, size_t bytes);

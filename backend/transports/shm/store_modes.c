@@ -18,7 +18,7 @@ static unsigned filling_lap_length(enum filling filling)
     return laps[filling];
 }
 /* Returns whether a block of an A/B test uses the other mode than the current one. The two middle blocks do, so that
-   its fillings fall on different places of messages of equal length. */
+   the fillings of each mode fall on different places of messages of equal length. */
 static bool block_uses_other_mode(unsigned block) { return block == 1 || block == 2; }
 /* Returns the number of fillings in a block. */
 static unsigned filling_block_length(enum filling filling) { return filling_lap_length(filling) + 2 * TEST_SAMPLES; }

@@ -1,8 +1,9 @@
 /* Chooses the store mode in which a writer writes data that its peer reads next: ordinary stores, or stores around the
    cache. The mode that saves time for the writer may cost time for the reader, and the system moves ranks between
-   cores, so the two decide together. Now and then they run an A/B test over fillings of one size, in four blocks: the
+   cores, so the two decide together. A filling is what the writer writes at once: an eager payload of 1 KiB or more, or
+   the bytes of one slot. Now and then the two ranks run an A/B test over fillings of one size, in four blocks: the
    current mode, the other mode twice, the current mode. The writer sends its time with each filling. The reader adds
-   its own time, and publishes the better mode and how many tests it has decided. A test without an end changes
+   its own time, and publishes the better mode and how many tests it has decided. A test that does not end changes
    nothing. */
 #pragma once
 #include <stdbool.h>
@@ -45,7 +46,8 @@ uint64_t store_mode_timing_word(unsigned number, int64_t ns);
 /* ---- the reader's end ---- */
 /* The samples of one size class in the present A/B test. */
 struct tally {
-    /* The number and phase of the last sample, and the count of samples in this phase. */
+    /* The number and phase of the last sample, and the count of samples in this phase. `phase` is twice the block, plus
+       1 unless the samples are those that may end the test early. */
     unsigned last, phase, count;
     double sample[TEST_SAMPLES], median[TEST_BLOCKS]; /* ns per byte */
 };
