@@ -46,7 +46,7 @@ static void endpoint_print_process(const struct fabric *fabric, const struct end
         }
     if (fabric->operations->print_address) fabric->operations->print_address(endpoint, host, sizeof host);
     else snprintf(host, sizeof host, "an address that is not known");
-    snprintf(out, bytes, "a process at %s (they share no group)", host);
+    snprintf(out, bytes, "a process at %s, which shares no group with this one", host);
 }
 void endpoint_mark_faulty(struct fabric *fabric, struct endpoint *endpoint, const char *why)
 {

@@ -4,13 +4,14 @@
  * Each fabric fills the table below. The rest is common (fabric_transport.h): links, credit, saved messages, the
  * contract of a transport, and the thread that makes progress while no rank polls.
  *
- * Callers hold the lock of a fabric for all its state and all functions below. A fabric reports arrivals and
- * completions within `progress`, on any thread. The transport that polls (fabric->polling) handles them at once. Other
- * transports get them in their lists `saved_msgs` and `completed`, and the bells of transports that sleep ring.
+ * The lock of a fabric guards all its state. fabric_open, fabric_close and fabric_connect take it; callers hold it for
+ * all other functions below, those of the table included. A fabric reports arrivals and completions within `progress`,
+ * `arm`, `disconnect` and `shutdown`, on any thread. The transport that polls (fabric->polling) handles them at once.
+ * Other transports get them in their lists `saved_msgs` and `completed`, and the bells of transports that sleep ring.
  *
  * A process may send only for its own ranks. A message is accepted if it is valid and its sending rank belongs to the
- * process at the other end of the connection. The waiting messages of that process must stay within its budget. A
- * violation closes only that connection. */
+ * process at the other end of the connection. The messages of that process and of each of its ranks that wait here are
+ * limited in number. A violation closes only that connection. */
 #pragma once
 #include "backend/processes/keys.h"
 #include "backend/transports/router.h"
@@ -74,7 +75,8 @@ struct endpoint {
     bool is_faulty;
     /* The endpoint is faulty and still connected: fabric_disconnect_faulty disconnects it. */
     bool must_disconnect;
-    /* The messages, and their bytes, that came by the endpoint for groups that this process has not joined. */
+    /* The number and the bytes of early messages: they came by the endpoint for groups that this process has not
+       joined. */
     int early_count;
     size_t early_bytes;
     /* When the connection broke; 0: it is whole. */
@@ -143,8 +145,8 @@ struct fabric_environment {
 };
 struct fabric_operations {
     const char *name;
-    /* Starts the fabric. Sets fabric->address, address_bytes, and event_descriptor, which becomes readable after arm.
-       After an error the caller calls finish. */
+    /* Starts the fabric. Sets fabric->address, address_bytes and event_descriptor. After an error the caller calls
+       finish. */
     tutti_status (*start)(struct fabric *fabric, const struct fabric_environment *environment);
     /* Shuts down all endpoints before the end, and waits a short time for sent messages to arrive. */
     void (*shutdown)(struct fabric *fabric);
@@ -165,9 +167,10 @@ struct fabric_operations {
     void (*release)(struct fabric *fabric, void *descriptor);
     /* Makes progress on all connections, and reports arrivals and completions. true: something happened. */
     bool (*progress)(struct fabric *fabric);
-    /* Makes event_descriptor readable at the next event. false: there is work now, and the caller must poll. */
+    /* Makes progress, and lets the next event make event_descriptor readable. false: something happened or is about to,
+       so the caller must not wait yet. */
     bool (*arm)(struct fabric *fabric);
-    /* Closes the endpoint by force. Its ops complete within the call, and later sends fail. */
+    /* Closes the endpoint by force. Its ops complete within the call or soon after, and later sends fail. */
     void (*disconnect)(struct fabric *fabric, struct endpoint *endpoint);
     /* Writes the address of the other end, for error messages. The function may be NULL. */
     void (*print_address)(const struct endpoint *endpoint, char *out, size_t bytes);
@@ -195,9 +198,10 @@ struct fabric {
     bool is_stopping, is_known;
     /* The nonce of this process. */
     unsigned char process[16];
-    /* Drawn at random at each start. A fabric that uses the proofs below puts it into its address. */
+    /* A random number that is new at each start. A fabric that uses the proofs below puts it into its address, so that
+       handshake messages for an earlier start are refused. */
     uint64_t life;
-    /* The fields from here to `has_faulty` belong to the implementation of the fabric. */
+    /* The implementation of the fabric sets the fields from here to `endpoints`. */
     /* The state of the implementation: its struct sockets or struct nic. */
     void *state;
     /* The address at which other processes reach this one. */
@@ -208,11 +212,11 @@ struct fabric {
     /* The fabric must be polled soon, whether event_descriptor is readable or not. */
     bool needs_poll;
     struct endpoint *endpoints;
+    /* The common code sets the fields from here on. */
     /* The number of endpoints that have broken so far. */
     unsigned break_count;
     /* Some faulty endpoints are still connected. */
     bool has_faulty;
-    /* The common code owns the fields from here on. */
     /* All transports, and the one whose poll runs now, or NULL. */
     struct fabric_transport *transports, *polling;
     struct recently_closed recently_closed;
@@ -270,7 +274,8 @@ void fabric_op_complete(struct fabric *fabric, struct fabric_op *op, const char 
 struct fabric_op *fabric_op_new(struct fabric *fabric, size_t buffer_bytes);
 /* Gives an op that is in no list back to the fabric. */
 void fabric_op_free(struct fabric *fabric, struct fabric_op *op);
-/* Returns the endpoint to the process with this nonce that is whole and has not left, or NULL. */
+/* Returns an endpoint to the process with this nonce that has not broken and by which the process has not announced its
+   shutdown, or NULL. */
 struct endpoint *endpoint_find(const struct fabric *fabric, const unsigned char process[16]);
 /* Records that the connection of the endpoint broke for the reason `why`, and wakes all transports. The first reason
    stays. */

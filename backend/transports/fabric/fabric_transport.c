@@ -59,7 +59,7 @@ static bool fabric_transport_handle_due_work(struct fabric_transport *transport)
     return moved;
 }
 /* Marks the links to processes whose endpoints broke since the last call, as broken or as refused. This includes links
-   without an endpoint: UCX silently drops messages that a rank announces to a process without an endpoint here. */
+   that have no endpoint yet: UCX silently drops what their rank announces while this process has no endpoint to it. */
 static void fabric_transport_record_breaks(struct fabric_transport *transport)
 {
     bool has_other_networks = transport->base.router->first_network->next_network;
@@ -96,7 +96,7 @@ static bool fabric_transport_progress(struct fabric_transport *transport)
     if (transport->seen_breaks != fabric->break_count) fabric_transport_record_breaks(transport);
     return moved;
 }
-/* Returns a link that is broken for HOLD_MS or has no possible endpoint, so that its rank must be lost. NULL: none. */
+/* Returns a link that has been broken for HOLD_MS or can get no endpoint, so that its rank must be lost, or NULL. */
 static struct fabric_link *fabric_transport_find_broken(const struct fabric_transport *transport)
 {
     int64_t now_ms = clock_ms();
@@ -116,7 +116,8 @@ static void fabric_link_lose(struct fabric_transport *transport, const struct fa
         status_fail(link->unreachable ? link->unreachable : TUTTI_PEER_LOST,
             "the connection of rank %d to rank %d on %s broke: %s", transport->rank, link->rank, name, link->why));
 }
-/* Makes progress (transport.h). Errors are reported to the router after the lock is released, because it calls back. */
+/* Makes progress (transport.h). Errors are reported to the router after the lock is released, because router_lose_peer
+   calls fabric_lose, which takes the lock. */
 static bool fabric_poll(struct transport *base)
 {
     struct fabric_transport *transport = fabric_transport_lock(base);

@@ -98,7 +98,7 @@ struct fabric_transport {
     struct due_list due_fetches, due_refusals;
     /* The number of links whose sends wait for an endpoint. */
     int waiting_links;
-    /* is_armed: the rank sleeps, and its bell must ring. owes_credit: a link has credit to return. */
+    /* is_armed: the rank may sleep, and its bell must ring. owes_credit: a link has credit to return. */
     bool is_armed, owes_credit;
     /* The number of links that are broken and not yet lost. */
     int broken_links;

@@ -1,6 +1,6 @@
 /* The receiving side. While its rank polls, a message goes from the fabric's memory into its receive or into the
-   matching. Otherwise it becomes a saved message, which the next poll handles in order. A message that is early because
-   others come by another network is saved, too. */
+   matching. Otherwise it becomes a saved message, which the next poll handles in order. A message that must wait for
+   earlier ones, which come by another network, is saved, too. */
 #include "backend/base/memory.h"
 #include "backend/transports/fabric/fabric_transport.h"
 #include "backend/transports/pieces.h"
@@ -255,7 +255,7 @@ static int messages_missing_before(const struct fabric_transport *transport, con
 {
     return (int)(header->sequence - transport->base.router->routes[header->from].handled);
 }
-/* Handles the message of the rank whose turn it is. */
+/* Handles a message whose sequence number is the next one of the link's rank. */
 static inline void fabric_link_handle_next(struct fabric_transport *transport, struct fabric_link *link,
     const struct header *header, const void *data)
 {
@@ -303,14 +303,14 @@ __attribute__((noinline)) static void fabric_link_handle_out_of_turn(struct fabr
     if (msg) fabric_transport_push_ahead(transport, msg);
     else fabric_transport_fail_memory(transport, link->rank);
 }
-/* Handles a MESSAGE if its turn has come, otherwise as out of turn. */
+/* Handles a MESSAGE, whether its sequence number is the next one or not. */
 static inline void fabric_link_handle_message(struct fabric_transport *transport, struct fabric_link *link,
     struct endpoint *endpoint, const struct header *header, const void *data)
 {
     if (messages_missing_before(transport, header) == 0) fabric_link_handle_next(transport, link, header, data);
     else fabric_link_handle_out_of_turn(transport, link, endpoint, header, data);
 }
-/* The messages of one rank are in the order in which they arrived by this network. */
+/* The messages of one rank are in the order of their sequence numbers, so one pass finds all whose turn has come. */
 bool fabric_transport_handle_ahead(struct fabric_transport *transport)
 {
     struct router *router = transport->base.router;

@@ -30,8 +30,8 @@ static void fabric_thread_drain_waker(const struct fabric *fabric)
     ssize_t unused = read(fabric->thread.waker, &ignored, sizeof ignored);
     (void)unused;
 }
-/* Arms the network while fabric->polling is NULL, so that messages which arrive in the call are saved. Then disconnects
-   faulty endpoints. true: no work is left, so the thread may wait. */
+/* Makes progress and arms the network, while fabric->polling is NULL, so that messages which arrive in the call are
+   saved. Then disconnects faulty endpoints. true: no work is left, so the thread may wait. */
 static bool fabric_thread_arm(struct fabric *fabric)
 {
     struct fabric_transport *polling = fabric->polling;

@@ -104,14 +104,13 @@ static uint64_t tcp_last_peer_attempt(const struct fabric *fabric, const unsigne
     return last;
 }
 /* Gives an accepted connection with a right proof to the endpoint of its process: opens the endpoint by it, or keeps it
-   as rival of this process's own attempt. Closes it if the peer has given it up since. */
+   as rival of this process's own attempt. Closes it if the peer has given up this attempt since. */
 static void pending_connection_admit(struct fabric *fabric, struct handshake *handshake, int descriptor)
 {
     const unsigned char *from = handshake->hello.from.nonce;
     struct endpoint *found = endpoint_find(fabric, from);
     struct tcp_endpoint *endpoint = found ? tcp_endpoint_of(found) : NULL;
     if (handshake->hello.number <= tcp_last_peer_attempt(fabric, from)) {
-        /* The peer has given up this attempt since. */
         close(descriptor);
         return;
     }

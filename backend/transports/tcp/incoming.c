@@ -187,7 +187,7 @@ static void tcp_endpoint_take_bytes(struct fabric *fabric, struct tcp_endpoint *
     }
     tcp_endpoint_parse_frames(fabric, endpoint, tcp_sockets_of(fabric)->buffer, bytes - direct);
 }
-/* Returns whether frames should be written before more are read: the peer has pulled a message, or a receive has met an
+/* Returns whether frames should be written before more are read: a peer has pulled a message, or a receive has met an
    announced one. */
 static bool tcp_has_urgent_frames(const struct fabric *fabric)
 {

@@ -46,7 +46,7 @@ enum tcp_frame_kind { EAGER, OFFER, PULL, RELEASE, DATA, GOODBYE };
 /* The beginning of a frame. The header follows in EAGER and OFFER, then `bytes` bytes in EAGER and DATA. */
 struct tcp_frame {
     uint64_t kind, bytes;
-    /* The id of an announced message, which grows with each announcement of its sender; 0 in EAGER and GOODBYE. */
+    /* The id of an announced message, which grows with each OFFER of the process; 0 in EAGER and GOODBYE. */
     uint64_t id;
     /* OFFER: the bytes of the message. DATA: the offset of the part in the message. */
     uint64_t extent;
@@ -58,7 +58,7 @@ struct tcp_endpoint;
 struct tcp_xfer {
     struct tcp_xfer *next;
     struct tcp_endpoint *endpoint;
-    /* NULL: no op exists, or not yet. */
+    /* NULL: an OFFER has arrived and no op fetches its message yet, or the frame needs no op. */
     struct fabric_op *op;
     /* The frame that is written next. */
     struct tcp_frame frame;
@@ -86,7 +86,7 @@ struct pending_connection {
     struct socket_handle handle;
     /* When the connection was accepted. */
     int64_t since_ms;
-    /* The network of the address at the other end. */
+    /* The IPv4 host or IPv6 network at the other end (sock_address_network). */
     uint64_t network;
     struct handshake handshake;
 };
@@ -112,7 +112,8 @@ struct tcp_endpoint {
     bool has_connected;
     /* The write side is shut down. */
     bool is_shutdown;
-    /* When this process first connected to the peer, and when it connects again; reconnect_ms 0: never. */
+    /* When this process began its first attempt to connect to the peer, and when it begins the next one; reconnect_ms
+       0: no further attempt is due. */
     int64_t since_ms;
     int64_t reconnect_ms;
     int reconnects;
@@ -240,7 +241,7 @@ void tcp_xfers_remove(struct tcp_xfers *list, const struct tcp_xfer *xfer);
 struct tcp_xfer *tcp_xfers_find(const struct tcp_xfers *list, uint64_t id);
 /* Frees a transfer that is in no list, and completes its op. why NULL: with success. */
 void tcp_xfer_complete(struct fabric *fabric, struct tcp_xfer *xfer, const char *why);
-/* Completes all transfers of the endpoint for the reason `why`. */
+/* Completes all transfers of the endpoint as failed for the reason `why`. */
 void tcp_endpoint_complete_xfers(struct fabric *fabric, struct tcp_endpoint *endpoint, const char *why);
 /* ---- messages.c: implements send, fetch and release of fabric_operations ---- */
 bool tcp_send(struct fabric *fabric, struct fabric_op *op, const void *data, bool is_announced);

@@ -70,7 +70,7 @@ void tcp_xfer_complete(struct fabric *fabric, struct tcp_xfer *xfer, const char 
     tcp_xfer_free(fabric, xfer);
     if (op) fabric_op_complete(fabric, op, why);
 }
-/* Removes and completes all transfers of the list for the reason `why`. */
+/* Removes all transfers from the list, and completes them as failed for the reason `why`. */
 static void tcp_xfers_complete_all(struct fabric *fabric, struct tcp_xfers *list, const char *why)
 {
     for (struct tcp_xfer *xfer; (xfer = list->first) != NULL; tcp_xfer_complete(fabric, xfer, why))
