@@ -1,4 +1,4 @@
-/* A connection is closed at the first wrong byte, and no byte past the expected message is read. */
+/* A receive fails as soon as the head of a message is wrong, and reads no byte past the expected message. */
 #include "backend/processes/handshake.h"
 #include "backend/base/random.h"
 #include "backend/processes/secret.h"

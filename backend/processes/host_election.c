@@ -1,7 +1,7 @@
-/* An election finds the first process of a host for a group, its owner. It has a token, and stays in a list until every
- * rank of this process that joined it has left it. If this process was first, the election holds the listening socket,
- * and the watch thread answers. registry.lock protects all of it. A thread releases the lock while it waits for another
- * process's answer, and other ranks of this process wait for that thread.
+/* An election finds the owner: the process of a group that was the first on its host to take the socket's name. It has
+ * a token, and stays in a list until every rank of this process that joined it has left it. If this process was first,
+ * the election holds the listening socket, and the watch thread answers. registry.lock protects all of it. A thread
+ * releases the lock while it waits for another process's answer, and other ranks of this process wait for that thread.
  *
  * Names and answers follow from the token and the key of the group, so only its processes can compute them. A name may
  * still belong to another user: two containers that share a network may both run as "root" and be different users to
@@ -30,7 +30,7 @@ struct host_election {
     struct key_id key;
     /* `users` counts the ranks of this process in the election. `listener` is -1 unless this process owns the name. */
     int users, listener;
-    /* A thread of this process is asking for the owner. The owner is known. */
+    /* is_asking: a thread of this process asks for the owner. is_known: `owner` is set. */
     bool is_asking, is_known;
     struct host_election *next;
 };
@@ -108,7 +108,8 @@ bool host_elections_answer(int descriptor)
 }
 
 /* ---- asking ---- */
-/* Waits for the owner's answer on a connection to it. Returns 0 with the owner's number in `out`, or -errno. */
+/* Waits for the answer of the name's owner on a connection to it. Returns 0 with the owner's number in `out`, or
+   -errno. */
 static int host_election_await_answer(int socket, const struct host_election *election, int64_t deadline_ms,
     unsigned char out[16])
 {

@@ -1,5 +1,5 @@
 /* A ring keeps the latest MOST_KEYS keys. A process needs the key of a group while the group forms. Later it needs the
- * key only if a link of that group is made again. */
+ * key only for new connections of that group: a link, or an endpoint of a network. */
 #include "backend/processes/keys.h"
 #include "backend/base/memory.h"
 #include "backend/base/status.h"

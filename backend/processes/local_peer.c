@@ -173,5 +173,5 @@ void pending_conns_on_ready(int descriptor)
 }
 void pending_conns_expire(void)
 {
-    while (registry.pending_count && registry.pending[0].until_ms <= clock_ms()) pending_conn_dismiss("said nothing");
+    while (registry.pending_count && registry.pending[0].until_ms <= clock_ms()) pending_conn_dismiss("sent nothing");
 }

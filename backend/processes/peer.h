@@ -78,8 +78,8 @@ bool peer_post_ctrl_msg(struct peer *peer, const struct ctrl_msg *msg);
 /* Sends waiting notices of aborted joins and control messages, as far as the socket has room. */
 void peer_flush_queue(struct peer *peer);
 /* Sends the recorded JOIN_ABORTED of the group with that token to all peers that its sender does not reach. `sender` is
-   the peer that sent it, or NULL for this process. A notice from this host goes only over links, because its sender
-   reaches this host itself. */
+   the peer that sent the notice, or NULL for this process. A notice from this host goes only over links, because its
+   sender reaches this host itself. */
 void peers_forward_join_abort(const unsigned char token[16], const struct peer *sender);
 
 /* ---- receiving, on the watch thread ---- */

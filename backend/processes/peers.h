@@ -5,7 +5,7 @@
  * descriptors does not grow with the groups. A connection carries the descriptors of segments, and its end shows that
  * the peer is gone. One watch thread polls all connections. Both ends check the other's user and a proof of a shared
  * group's key (handshake.h); the name of a socket grants no access. A working connection is half of the proof that both
- * processes are on one host. The segment's nonce is the other half. */
+ * processes are on one host. The token in the segment is the other half. */
 #pragma once
 #include "backend/host/reading.h"
 #include "backend/processes/keys.h"
@@ -14,7 +14,7 @@
 struct identity {
     /* Random bytes that name the process and its socket. They are not secret. */
     unsigned char nonce[16];
-    /* Used only in messages. */
+    /* Both are used only in errors and logs. */
     uint64_t pid;
     char host[40];
 };

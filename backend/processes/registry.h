@@ -6,7 +6,7 @@
 #include <pthread.h>
 
 enum { MOST_PENDING = 32, MOST_EARLY_FDS = 1024, MOST_OPEN_EARLY_FDS = 256, MOST_JOIN_ABORTS = 16 };
-/* A connection whose process has not yet proved that it shares a group with this one, and must do so until
+/* A connection whose process has not yet proved that it shares a group with this one, and must do so by
    `until_ms`. */
 struct pending_conn { int descriptor; int64_t until_ms; struct handshake handshake; };
 /* A descriptor that arrived before a rank asked for it. It is -1 if this process had no room for it. */
