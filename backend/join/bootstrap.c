@@ -3,16 +3,16 @@
  *
  * Rank 0 begins an attempt. It draws a token and writes its record, which has the token, under "r0". All other keys
  * of the attempt begin with the token: rank 3 answers under "<token>/r3", and rank 0 writes its result under
- * "<token>/table". So only "r0" can be out of date. The other ranks detect that without a check whether a process
- * lives. A result that exists when a rank first reads "r0" is of an attempt that ended without it, so it waits for
- * another "r0". Otherwise the rank answers, and reads "r0" again while it waits. A result that arrives then was made
- * after it came. The other ranks wait a little longer than their deadline, so that they report the error that rank 0
- * found.
+ * "<token>/table". So only "r0" can be out of date. The other ranks detect an outdated "r0" without a check whether its
+ * process lives. A result that exists when a rank first reads "r0" is of an attempt that ended without this rank, so it
+ * waits for another "r0". Otherwise the rank answers, and reads "r0" again while it waits. A result that arrives then
+ * was made after this rank came. The other ranks wait a little longer than their deadline, so that they report the
+ * error that rank 0 found.
  *
  * Rank 0's record also has the group's key (processes/keys.h) and the token by which the processes of one host find
- * each other (processes/host_election.h). Each rank adds the key and claims the token before it answers. It releases
- * the claim when the result has come, because all have claimed by then. A count of restarts would not identify
- * attempts, because each agent of torchrun counts only the restarts that it began.
+ * each other (processes/host_election.h). Each rank adds the key and joins the token's host election before it answers.
+ * It leaves the election when the result has come, because all have joined it by then. A count of restarts would not
+ * identify attempts, because each agent of torchrun counts only the restarts that it began.
  *
  * "r0" has the terms of the group (terms.h) as text. A rank with other terms, also one that joins as rank 0, writes
  * its own under "<token>/other", which rank 0 reads before it decides. So all ranks get a MISMATCH, and no record of a
@@ -23,9 +23,9 @@
  * under "alone" and its rank in the job, where ranks that wait for that rank find them.
  *
  * A rank that cannot join (for a missing interface, say) sets the status in its record, and writes the reason under
- * "<token>/why3". Ranks that come within 2 s get it. A group that has formed leaves two short keys. Each other rank
- * removes its record when it has the result. Rank 0 shortens the result when all have joined. "r0" stays as it is,
- * because it may already belong to the next attempt. */
+ * "<token>/why3". Ranks that come within 2 s get it. A group that has formed leaves two keys, "r0" and "<token>/table".
+ * Each other rank removes its record when it has the result. Rank 0 shortens the result when all have joined. "r0"
+ * stays as it is, because it may already belong to the next attempt. */
 #include "backend/join/bootstrap.h"
 #include "backend/base/clock.h"
 #include "backend/base/log.h"
@@ -169,8 +169,9 @@ static void first_error_record(struct first_error *first, tutti_status status)
     snprintf(first->detail, sizeof first->detail, "%s", status_detail());
     if (clock_ms() + GRACE_MS < first->deadline_ms) first->deadline_ms = clock_ms() + GRACE_MS;
 }
-/* Rank 0: waits for the records of all ranks in the store and checks each. Continues after the first error, so that the
-   error names all missing ranks. `why` is the reason if this rank cannot join. */
+/* Rank 0: waits for the records of all ranks in the store and checks each. Goes on after a missing rank, so
+   that the error names all of them, and up to GRACE_MS after another error, so that ranks that come late get it. `why`
+   is the reason if this rank cannot join. */
 static tutti_status store_collect_records(const tutti_config *config, const struct statement *own, const char *why,
     int64_t deadline_ms, struct member *table)
 {
@@ -188,7 +189,7 @@ static tutti_status store_collect_records(const tutti_config *config, const stru
         if (status != TUTTI_OK && status != TUTTI_MISMATCH) return status;
         if (!has_error)
             first_error_record(&first, status == TUTTI_OK ? store_check_record(store, mine, (int)r, theirs) : status);
-        /* The missing rank may still come and get the error. */
+        /* Rank r may still come and get the error. */
         if (!has_error && status == TUTTI_MISMATCH) r--;
         if (theirs->size > expected) expected = theirs->size < MOST_EXPECTED ? theirs->size : MOST_EXPECTED;
     }
@@ -252,7 +253,8 @@ struct follower {
     struct member first;
     /* The id of rank 0's key. */
     struct key_id *key;
-    /* The attempt had a result before this rank came. This rank has answered the attempt, so it takes its result. */
+    /* is_over: the attempt had a result before this rank came. has_answered: this rank takes the result of the attempt,
+       because it has answered it, or because the result is a MISMATCH of its own job. */
     bool is_over, has_answered;
     /* This rank has joined the attempt's host election. */
     bool has_host_token;
@@ -471,7 +473,7 @@ tutti_status bootstrap_store(const tutti_config *config, const struct member *mi
     if (!reply) return TUTTI_NO_MEMORY;
     struct statement own = { *mine, *terms };
     own.member.terms = terms->digest;
-    /* A rank that cannot join makes no claim on its host. */
+    /* A rank that cannot join takes no part in the host election. */
     if (mine->status != TUTTI_OK) own.member.contact = (struct sock_address){ 0 };
     struct follower follower = { .config = config,
         .own = &own,

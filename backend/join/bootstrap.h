@@ -9,11 +9,11 @@
 /* bootstrap_store and bootstrap_id both check that sizes and builds agree; a store also compares the terms (MISMATCH
    shows both sides). Rank 0 decides, and every rank that waits gets its result. A missing rank is named (TIMEOUT: "rank
    3 of 8 has not joined group … within … ms"). A rank that cannot join (mine->status, and the reason in its last error)
-   reports that through the store. It gets its error back, and the others get it in its words. The store also puts ranks
-   on hosts (host_token): by claims if they offer contacts, else all on one host. With a unique id all are on one host.
-   `table` has room for mine->size records and is valid only with OK. Then *key is the id of the group's key. Rank 0
-   draws that key and publishes it in the store, so any reader of the store learns it. With a unique id the key follows
-   from the id. */
+   reports that through the store. It gets its error back, and the others get it in its words. bootstrap_store also sets
+   each host_token: by a host election if the ranks offer contacts, else to one token for all. With a unique id all are
+   on one host. `table` has room for mine->size records and is valid only with OK. Then *key is the id of the group's
+   key. Rank 0 draws that key and publishes it in the store, so any reader of the store learns it. With a unique id the
+   key follows from the id. */
 tutti_status bootstrap_store(const tutti_config *config, const struct member *mine, const struct terms *terms,
     int64_t deadline_ms, struct member *table, struct key_id *key);
 /* Publishes that config->members[0] is a rank of the job that forms a group alone, for ranks that may wait for it. */

@@ -21,7 +21,7 @@ enum { PINGS = 8, SETS = 5, PINGING_NS = 4000000 };
 enum { PAUSES = 1000, POLLS = 64, AWAKE = 10000 };
 /* The parameters that the first rank of a host publishes. */
 struct parameters { struct machine machine; struct link_costs link_costs; };
-_Static_assert(sizeof(struct parameters) <= PARAMETERS_BYTES, "the segment has room for the figures");
+_Static_assert(sizeof(struct parameters) <= PARAMETERS_BYTES, "the segment has room for the parameters");
 
 /* Returns true on the first rank of a host. */
 static bool comm_is_host_leader(const tutti_comm *comm) { return comm->executor.site.index == 0; }

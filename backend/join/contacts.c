@@ -1,4 +1,5 @@
-/* Only groups of several hosts run this code. A group of one host opens no port. */
+/* A process checks its settings, and listens, before it knows whether the group has several hosts. Only groups whose
+   hosts use links check addresses and make links. */
 #include "backend/join/contacts.h"
 #include "backend/base/clock.h"
 #include "backend/base/settings.h"

@@ -20,8 +20,8 @@ static void link_cost_keep_larger(struct link_cost *mine, const struct link_cost
     if (theirs->announced_ns > mine->announced_ns) mine->announced_ns = theirs->announced_ns;
     if (theirs->byte_ns > mine->byte_ns) mine->byte_ns = theirs->byte_ns;
 }
-/* Exchanges link costs between all hosts in log2(hosts) rounds. Afterwards *costs has the largest values of all hosts
-   on each of them. `number` is the number of the first message. */
+/* Exchanges link costs between all hosts in log2(hosts) rounds. Afterwards *costs has the largest values of all
+   hosts, and is equal on each. `number` is the number of the first message. */
 static tutti_status link_costs_disseminate(tutti_comm *comm, uint64_t number, struct link_costs *costs,
     int64_t deadline_ms)
 {

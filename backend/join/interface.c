@@ -151,7 +151,7 @@ static tutti_status interface_fail_no_match(const struct interface *table, int c
             table[i].up ? "" : ", down");
     }
     return status_fail(TUTTI_INVALID_ARGUMENT,
-        "TUTTI_SOCKET_IFNAME=%.100s: no such network interface is up and has an address; usable ones are %s", names,
+        "TUTTI_SOCKET_IFNAME=%.100s: no such network interface is up and has an address; this host has %s", names,
         count ? all : "none");
 }
 

@@ -17,9 +17,10 @@ bool sock_address_is_loopback(const struct sock_address *contact);
    TUTTI_SOCKET_IFNAME: "eth,ib0" gives prefixes, "=eth0" whole names, and "^docker,lo" excludes names and all loopback
    addresses. The interface must be up. A link-local address is used only if there is no other. */
 const struct interface *interface_choose(const struct interface *table, int count, const char *names);
-/* Finds the address of this process for other hosts. `names` decides unless it is empty. INVALID_ARGUMENT: no interface
-   matches, and the text lists the usable ones. Otherwise the interface that leads to `store_host` (or NULL) is used. If
-   that is unknown or loopback, interface_choose decides. The family of *out is 0 if no address is found. */
+/* Finds the address of this process for other hosts. `names` decides unless it is empty. INVALID_ARGUMENT: no
+   interface that is up matches, and the text lists all interfaces. Otherwise the interface that leads to `store_host`
+   (or NULL) is used. If that is unknown or loopback, interface_choose decides. The family of *out is 0 if no address
+   is found. */
 tutti_status interface_find_address(const char *names, const char *store_host, struct sock_address *out);
 /* Sets `out` to the name of the interface with that address, or to an empty string. */
 void interface_find_name(const struct sock_address *contact, char out[INTERFACE_NAME_BYTES]);

@@ -24,7 +24,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-/* NETWORK differs from the number of any host. After each slice a wait checks whether the join has ended. */
+/* NETWORK differs from the number of any host. After each slice a wait checks whether the join was cancelled or
+   aborted. */
 enum { CHECK_EVERY = 64, SLICE_MS = 50, NETWORK = -1 };
 /* Bytes of one rank's slots, of which only the used ones take memory. With several hosts they serve two operations
    (execute/slots.c). */
@@ -125,7 +126,8 @@ static tutti_status join_fail_unreachable(const struct group *group, int rank, t
     return status_fail(status, "rank %d of %s cannot reach rank %d (process %llu on %.40s): %s", group->rank,
         group->name, rank, (unsigned long long)other->pid, other->host, why);
 }
-/* Waits until this process is connected to that of a rank of this host. Checks meanwhile whether the join has ended. */
+/* Waits until this process is connected to that of a rank of this host. Checks meanwhile whether the join was cancelled
+   or aborted. */
 static tutti_status join_await_peer(const struct group *group, int rank, int64_t deadline_ms)
 {
     for (;;) {

@@ -8,8 +8,8 @@ tutti_status join_init_member(tutti_comm *comm, struct member *out);
    setting. */
 tutti_status join_simulate_host(int rank, int size, struct member *out);
 /* Sets the networks and the address by which ranks of other hosts reach this process, and listens there, if the group
-   may have several hosts. `store_host` is that of tutti_config. `by_id` means that all ranks are on one host, real or
-   simulated. INVALID_ARGUMENT: TUTTI_TRANSPORT, TUTTI_SOCKET_IFNAME. */
+   may have several hosts. `store_host` is that of tutti_config. `by_id`: the ranks join by a unique id, so all
+   are on one machine, which may simulate several hosts. INVALID_ARGUMENT: TUTTI_TRANSPORT, TUTTI_SOCKET_IFNAME. */
 tutti_status join_offer_address(const char *store_host, bool by_id, struct member *out);
 /* Joins the members that are now known. OK means that all have joined and operations can run. */
 tutti_status join_members(tutti_comm *comm, int64_t deadline_ms);

@@ -18,6 +18,8 @@
 
 /* The numbers of exchanges with a host nearby and with one farther than FAR_NS. */
 enum { ENOUGH = 12, FEW = 3, FAR_NS = 200000 };
+/* A network is slow if the bytes of a message of MEDIUM_BYTES take SLOW_NS or more. An announced message takes about as
+   long as ANNOUNCED messages. A difference counts as at least 1 / BELIEVED of the larger time. */
 enum { MEDIUM_BYTES = 128 << 10, LARGE_BYTES = 512 << 10, SLOW_NS = 500000, ANNOUNCED = 3, BELIEVED = 10 };
 enum { KNOWN = 64 };
 /* A ring of the latest link costs that this process has measured, by the nonce of the other process. */

@@ -13,7 +13,7 @@
 
 enum { SLICE_MS = 50, FAILURES = 16 };
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-/* It waits by the monotonic clock. */
+/* Signals the result of a mapping or a failure. Its timed waits use the monotonic clock. */
 static pthread_cond_t changed;
 static struct mapping *mappings;
 static pthread_once_t once = PTHREAD_ONCE_INIT;

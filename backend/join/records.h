@@ -5,7 +5,7 @@
 
 enum {
     STORE_KEY_BYTES = 64,
-    /* A read with this timeout does not wait. Stores log waits that end without a key to stderr. */
+    /* A read with this timeout does not wait. A store may log a longer read that finds no key. */
     NOW = 0
 };
 /* These write the key of a value in the attempt that begins with rank 0's record `first`: "<token>/table" for the name
@@ -27,8 +27,8 @@ tutti_status store_get_value(const tutti_store *store, const char *key, int64_t 
 /* Removes a key. A store without a remove function keeps it. */
 void store_remove_value(const tutti_config *config, const char *key);
 
-/* Read a record, or a statement, of another process, and make its texts printable. TIMEOUT: the key does not exist.
-   MISMATCH: the record is of another version. */
+/* The next two read a record, or a statement, of another process, and make its texts printable. TIMEOUT: the key does
+   not exist. MISMATCH: the record is of another version. */
 tutti_status store_get_record(const tutti_store *store, const char *key, int rank, int64_t timeout_ms,
     struct member *out);
 tutti_status store_get_statement(const tutti_store *store, const char *key, int64_t timeout_ms, struct statement *out);

@@ -10,8 +10,8 @@ bool store_wait_is_late(int64_t began_ns);
 /* Fails with ABORTED if the caller of this rank, `mine`, has cancelled its join. */
 tutti_status store_check_cancelled(const tutti_config *config, const struct member *mine);
 
-/* Sets the token of this rank's host: the group's token if no rank offers a contact, so that all are on one host.
-   `first` is the record of rank 0. */
+/* Sets the token of this rank's host: by a host election if this rank offers a contact. Otherwise it is the group's
+   token, as if all ranks were on one host. `first` is the record of rank 0. */
 tutti_status member_set_host_token(const tutti_config *config, const struct member *first, const struct key_id *key,
     int64_t deadline_ms, struct member *out);
 /* Leaves the election that member_set_host_token joined. */
