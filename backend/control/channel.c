@@ -1,7 +1,7 @@
-/* Control messages wait in three queues. A peer has a queue of messages that its socket does not take now.
-   registry.incoming has messages to deliver or to pass on. `early` has messages for communicators that have not opened
-   a channel yet. A recently closed channel answers with its final message. registry.lock protects everything, and is
-   released while a receiver is called. */
+/* Control messages wait in three kinds of queues. Each peer has one for messages that its socket does not take now.
+   registry.incoming has messages to deliver or to pass on. `early` has messages that no channel of this process can
+   take yet. A recently closed channel answers with its final message. registry.lock protects everything, and is
+   released while a channel's user is called. */
 #include "backend/control/channel.h"
 #include "backend/base/clock.h"
 #include "backend/base/log.h"
@@ -18,7 +18,8 @@ enum { MOST_EARLY = 256, MOST_CLOSED = 64 };
 struct channel {
     /* This rank's end. */
     struct channel_address me;
-    /* peers[r] reaches rank r, and is NULL for a rank of this process. NULL after the channel is closed. */
+    /* The caller's array: peers[r] reaches rank r, and is NULL for a rank of this process. The pointer itself is NULL
+       after the channel is closed. */
     struct peer *const *peers; /* [size] */
     int size;
     /* NULL if messages take direct links. */
@@ -26,7 +27,7 @@ struct channel {
     /* The final message of this rank. Its flags are 0 until the rank has sent one. */
     struct ctrl_msg final;
     struct channel_user user;
-    /* With `closing`, the channel's user is not called again. */
+    /* `ticks` means that tick() is called. With `closing`, the channel's user is not called again. */
     bool ticks, closing;
     /* The latest round of ticks that included this channel. */
     unsigned round;
@@ -35,7 +36,7 @@ struct channel {
 /* The channels of this process: the open ones, and the one whose user is being called, or NULL. */
 static struct {
     struct channel *open, *calling;
-    /* Messages to ranks of this process that have not opened a channel yet. The oldest is first. */
+    /* Messages that no channel can deliver or pass on until one of their communicator opens. The oldest is first. */
     struct ctrl_queue early;
     /* A ring of the channels that were closed last, and the number of all that were closed. */
     struct channel *closed[MOST_CLOSED];
@@ -55,8 +56,8 @@ static bool ctrl_msg_send_routed(const struct channel *channel, bool is_open, co
     return peer && (may_connect || !peer->link || peer->state == OPEN || peer->unsent.first)
         && peer_post_ctrl_msg(peer, msg);
 }
-/* Sends a message to its rank: over the connection, by a route, or to a rank of this process by the list. Returns false
-   if the message is lost: memory is short, or the peer is gone. */
+/* Sends a message to its rank: over the connection, by a route, or through registry.incoming to a rank of this process.
+   Returns false if the message is lost: memory is short, or the peer is gone. */
 static bool ctrl_msg_post(struct channel *channel, const struct ctrl_msg *msg)
 {
     struct peer *peer = channel->peers[msg->to.rank];
@@ -70,8 +71,8 @@ static bool ctrl_msg_post(struct channel *channel, const struct ctrl_msg *msg)
     if (!(msg->flags & FINAL_MSG)) routes_expect_answer(channel->routes, msg->to.rank);
     return sent;
 }
-/* Sends a message of `length` bytes, at most CHANNEL_BYTES, to rank `to`. With flags it is also kept as the channel's
-   final message, which answers later ones. Returns false if the message is lost. */
+/* Sends a message of `length` bytes, at most CHANNEL_BYTES, to rank `to`. `flags` is 0, or FINAL_MSG: then the channel
+   keeps the message, to answer with it after channel_close. Returns false if the message is lost. */
 static bool ctrl_msg_send(struct channel *channel, int to, unsigned type, int flags, const void *bytes, size_t length)
 {
     struct ctrl_msg msg = {
@@ -134,8 +135,8 @@ static void ctrl_entry_keep_early(const struct ctrl_entry *entry)
     ctrl_queue_add_or_replace(&channels.early, &entry->msg, entry->via);
     if (channels.early.count > MOST_EARLY) free(ctrl_queue_pop(&channels.early));
 }
-/* Sends the final message of a closed channel to the sender of `msg`. An answer is not answered, so two closed
-   channels do not go on writing. */
+/* Sends the final message of a closed channel to the sender of `msg`. An answer gets no reply, so two closed channels
+   do not reply to each other endlessly. */
 static void channel_reply_final(const struct channel *channel, const struct ctrl_msg *msg)
 {
     struct ctrl_msg final = channel->final;
@@ -160,8 +161,8 @@ static bool channel_member_is_process(const struct channel *channel, int member,
     return nonce_equal(peer ? peer->identity.nonce : registry.self.nonce, nonce);
 }
 /* Returns true if the process that delivered a message to the channel may send it. A message that was not passed on
-   must come from its rank's process, and any other from a process of the group. A closed channel knows no processes and
-   accepts all. */
+   must come from its rank's process, and any other from a process of the group. A closed channel does not know the
+   processes of the ranks, and accepts a message from every process. */
 static bool ctrl_entry_is_authentic(const struct channel *channel, const struct ctrl_entry *entry)
 {
     const struct ctrl_msg *msg = &entry->msg;
@@ -183,9 +184,9 @@ static void ctrl_entry_refuse(const struct ctrl_entry *entry)
     if (local_peer) peer_end(local_peer, LOST);
     if (link_peer) link_end(link_peer, -EPROTO);
 }
-/* Passes a message on to another process, by the open channel, else the closed one, that is nearest to its receiver, or
-   drops it. Returns false if no channel here can pass it on, or its receiver is in this process; then it waits for a
-   channel to open. */
+/* Passes a message on to another process, by the open channel, else the closed one, that is nearest to its receiver.
+   Drops it if it is not authentic or was passed on too often. Returns false, without an effect, if no channel here can
+   pass it on, or its receiver is in this process. */
 static bool ctrl_entry_pass_on(struct ctrl_entry *entry)
 {
     struct ctrl_msg *msg = &entry->msg;

@@ -8,16 +8,17 @@
  * earlier one that still waits in any queue. So the queue for a peer that does not read is bounded: one message for
  * each type, pair of ranks and communicator.
  *
- * A message that other processes pass on may be lost when one of them dies. The sender repeats it until it is answered,
- * and after some attempts connects directly. A final message need not be repeated. A process also passes on messages of
- * communicators that it has left, for the last 64 of them. */
+ * A message that other processes pass on may be lost when one of them dies. So the user of a channel repeats a message
+ * until it is answered, and the channel sends it directly after three without an answer (routes.h). A final message
+ * need not be repeated: after the close, the channel answers with it. A process also passes on messages of the last 64
+ * channels that it has closed. */
 #pragma once
 #include "backend/control/routes.h"
 #include "backend/processes/packet.h"
 
 enum { CHANNEL_TICK_MS = 10 };
 struct channel;
-/* The watch thread calls these functions. They may send. */
+/* The watch thread calls these functions. They may send, but not close their channel. */
 struct channel_user {
     /* Called for a message of `length` bytes from rank `from`. */
     void (*receive)(void *context, int from, const void *bytes, size_t length);
@@ -26,21 +27,23 @@ struct channel_user {
     void *context;
 };
 /* Opens the channel of rank `rank` in the communicator with that token. peers[r] reaches rank r of `size`, and is NULL
-   for a rank of this process; the array is kept, not copied. With `map`, other processes pass on messages to other
-   hosts, and this process does so for them; NULL means direct links. Messages that arrived earlier are delivered now:
-   the last 256 for unopened channels are kept. A message must come from the process of its rank, or through a process
-   of the group. Otherwise the connection that carried it ends. NO_MEMORY. */
+   for a rank of this process; the array is not copied, and must stay valid until channel_close. With `map`, other
+   processes pass on messages to other hosts, and this process does so for them; NULL means direct links. The watch
+   thread then delivers messages that arrived earlier: the last 256 for unopened channels are kept. A message must come
+   from the process of its rank or, with `map`, through a process of the group. Otherwise the connection that carried it
+   ends. NO_MEMORY. */
 tutti_status channel_open(const unsigned char token[16], int rank, struct peer *const *peers, int size,
     const struct route_map *map, const struct channel_user *user, struct channel **out);
 /* Sends a message of `length` bytes (at most CHANNEL_BYTES) to rank `to`. Its type is below CHANNEL_TYPES. Never waits.
-   Returns false if the message is lost: the peer is gone, or memory is missing. */
+   Returns false if the message is lost here: the peer is gone, or memory is short. */
 bool channel_send(struct channel *channel, int to, unsigned type, const void *bytes, size_t length);
-/* Sends this rank's final message in the communicator to rank `to`. It must be equal for all ranks. It connects no
-   link. A rank that did not get it receives it as the reply to what it sends after channel_close. */
+/* Sends this rank's final message in the communicator to rank `to`. The message must be equal for every `to`. It does
+   not connect a link. A channel with routes also sends it, after channel_close, in reply to later messages. */
 bool channel_send_final(struct channel *channel, int to, unsigned type, const void *bytes, size_t length);
 /* Starts or stops calls of tick() every CHANNEL_TICK_MS. */
 void channel_set_tick(struct channel *channel, bool on);
-/* Closes the channel. Sent messages are still delivered. Afterwards its user is not called again. NULL is allowed. */
+/* Closes the channel. Sent messages are still delivered. Waits for a running call of the channel's user, and does not
+   call the user again. NULL is allowed. */
 void channel_close(struct channel *channel);
 
 /* ---- for the watch thread and lifetime.c, with registry.lock held ---- */

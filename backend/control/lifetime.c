@@ -1,5 +1,6 @@
 /* Starts and ends the registry (processes/registry.h). The end has an order: the queues are sent, all peers get a
- * goodbye, and then the listeners and keys go. Meanwhile registry.stopping makes other threads wait. */
+ * GOODBYE, and then the listeners are closed and the keys forgotten. Meanwhile registry.stopping makes peers_acquire
+ * wait in other threads. */
 #include "backend/control/lifetime.h"
 #include "backend/base/clock.h"
 #include "backend/base/descriptor.h"
@@ -56,14 +57,15 @@ static void registry_prepare_fork(void)
     /* Read the settings before a second thread may log. */
     settings_get();
     clock_condition_init(&registry.changed);
-    /* The watch thread calls the arena with registry.lock held, so the arena registers its fork handlers first. */
+    /* The watch thread takes the arena's lock with registry.lock held, and so must fork(). fork() runs handlers in the
+       reverse order of their registration, so the arena registers first. */
     arena_prepare();
     pthread_atfork(registry_before_fork, registry_after_fork_parent, registry_after_fork_child);
 }
 
 /* ---- starting and stopping ---- */
-/* Sends what is queued for all peers, because an exit without GOODBYE looks like a death. A peer that does not read for
-   FLUSH_MS is stopped, and is not waited for. */
+/* Sends what is queued for all peers, so that GOODBYE finds room: an exit without GOODBYE looks like a death. Gives up
+   after FLUSH_MS, because a peer that does not read may be stopped. */
 static void peers_flush_all(void)
 {
     bool has_unsent = true;

@@ -1,5 +1,5 @@
 /* Starts and ends this process's connections to others. The first use starts the watch thread (watch.h), which runs all
- * connections. */
+ * connections until the last use ends. */
 #pragma once
 #include "backend/processes/peers.h"
 

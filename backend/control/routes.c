@@ -1,6 +1,6 @@
 /* A distance is the least number of powers of two that lead forwards, or backwards, to the other host. A step takes one
-   power in the shorter direction, so each step reduces the distance by at least one, and a route ends. A missing host
-   is skipped by another power of two, because their order does not matter. */
+   power in the shorter direction, so each step reduces the distance by at least one, and a route ends. If the host at
+   one power is missing, a route takes another power first, because the order of the powers does not matter. */
 #include "backend/control/routes.h"
 #include "backend/base/memory.h"
 #include "backend/base/status.h"
@@ -8,16 +8,16 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* After so many messages without an answer, messages to a rank go directly. */
+/* After this many messages without an answer, messages to a rank take a direct link. */
 enum { MOST_UNANSWERED = 3 };
 struct routes {
     struct route_map map;
-    /* `host_of` has `size` entries. `ranks` has `size` entries sorted by host, and the ranks of host h begin at
-       first[h]. */
+    /* `host_of` is the copy that map.host_of points to. `ranks` has all ranks sorted by host: those of host h lie from
+       ranks[first[h]] to before ranks[first[h + 1]]. */
     int *host_of, *first, *ranks;
     /* Weak references from routes_retire on. Until then the caller of routes_create holds the peers. */
     struct peer_weak_ref *peers; /* [size] */
-    /* The messages to each rank since its last one, at most MOST_UNANSWERED. */
+    /* The number of messages sent to each rank since the last one from it, at most MOST_UNANSWERED. */
     unsigned char *unanswered; /* [size] */
 };
 
@@ -132,14 +132,15 @@ static int routes_forwarder_of_host(const struct routes *routes, int host)
 }
 /* Is the `is_there` of route_next_host: returns true if a rank of that host can pass a message on. */
 static bool routes_has_forwarder(const void *context, int host) { return routes_forwarder_of_host(context, host) >= 0; }
-/* Returns true if messages go directly to that rank: it is on this host, or its link is open, over or in use. */
+/* Returns true if messages go directly to that rank: it is on this host, or its link is open or over, or messages wait
+   for the link to open. */
 static bool routes_is_direct(const struct routes *routes, int to)
 {
     const struct peer *peer = routes->peers[to].peer;
     return peer != &peer_freed && (!peer->link || peer->state >= OPEN || peer->unsent.first);
 }
 /* Looks for the next process even if this process cannot reach the rank itself, because others may. It skips hosts
-   whose first process is this one, which happens when hosts are simulated. */
+   whose first process is this one: its own host, and others only if hosts are simulated. */
 struct peer *routes_next_peer(const struct routes *routes, int to, bool is_own)
 {
     struct peer *receiver = routes->peers[to].peer;
@@ -161,7 +162,8 @@ int routes_steps_left(const struct routes *routes, int to)
 {
     return route_distance(routes->map.hosts, routes->map.host, routes->host_of[to]);
 }
-/* Two more steps lead to the first process of the own host, and from the first process of the last host to the rank. */
+/* Two more steps lead to the first process of this rank's host, and from the first process of the last host to the
+   receiver. */
 int routes_most_hops(const struct routes *routes) { return route_longest_distance(routes->map.hosts) + 2; }
 void routes_expect_answer(struct routes *routes, int to)
 {

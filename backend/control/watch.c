@@ -12,7 +12,7 @@
 #include <time.h>
 #include <unistd.h>
 
-/* The pause without free descriptors, and the most time for the last messages. */
+/* The pause while this process has no free descriptor, and the most time for the last messages. */
 enum { OUT_OF_DESCRIPTORS_MS = 10, LINGER_MS = 50 };
 
 /* Handles a descriptor that the poll returned as ready. It may be closed by now. */
@@ -61,8 +61,8 @@ static int watch_await_events(struct epoll_event *events, int count, int most_ms
     pthread_mutex_lock(&registry.lock);
     return ready;
 }
-/* Polls once, for at most most_ms, handles the events and everything that is due. Returns false if there were no
-   events. */
+/* Polls once, for at most most_ms (-1: without limit), and handles the events and everything that is due. Returns false
+   if there were no events. */
 static bool watch_poll_once(int most_ms)
 {
     struct epoll_event events[16];

@@ -1,8 +1,8 @@
 /* Incoming connections from other hosts, until each becomes a link. Anyone can connect to the port, so most of them may
- * be of strangers. They have a list of their own with a bounded number of places and a bounded time. A connection whose
- * caller has proved its key keeps its place until the caller confirms, because the caller takes its link for open.
- * Among the others, the network with the most connections loses its oldest when the list is full. So callers of one
- * network leave room for callers of others. */
+ * be of strangers. Their list has a bounded number of places, and each connection a bounded time. A connection whose
+ * caller has proved its key keeps its place until the caller confirms or PROVED_MS pass, because the caller opens its
+ * end of the link as soon as it is welcomed. Among the others, the network with the most connections loses its oldest
+ * when the list is full. So callers of one network leave room for callers of others. */
 #include "backend/base/clock.h"
 #include "backend/links/link.h"
 #include "backend/links/sock_address.h"
@@ -50,16 +50,16 @@ static struct peer *link_find_alive(const unsigned char nonce[16])
     if (peer && peer->state == OPEN) link_receive(peer);
     return link_find(nonce);
 }
-/* Decides which connection stays if this process and the caller with that nonce call each other. First it reads what
-   their open link has received, which may end the link. Returns true if the caller's connection is superfluous: its
-   link is open, or this process has the smaller nonce and has sent the hello of its own attempt (connect.c). If this
-   process has the smaller nonce and keeps the caller's connection, this call ends its own attempt. */
+/* Decides which connection stays if this process and the caller with that nonce connect to each other. First it reads
+   what their open link has received, which may end the link. Returns true if the caller's connection is superfluous:
+   their link is open, or this process has the smaller nonce and has sent the hello of its own attempt (connect.c). If
+   this process has the smaller nonce and keeps the caller's connection, this call ends its own attempt. */
 static bool incoming_link_resolve_collision(const unsigned char nonce[16])
 {
     struct peer *peer = link_find_alive(nonce);
     if (!peer || memcmp(registry.self.nonce, nonce, 16) > 0) return peer && peer->state == OPEN;
     if (peer->state == OPEN || peer->link->stage == HELLO_SENT) return true;
-    /* This process's attempt may never succeed, and the caller's connection has. */
+    /* This process's attempt may never succeed, and the caller's connection has succeeded. */
     registry_close_descriptor(&peer->descriptor);
     peer->link->stage = IDLE;
     return false;
@@ -102,7 +102,7 @@ static bool incoming_link_receive(int index)
     int got = incoming->proved ? handshake_receive_confirm(handshake, incoming->descriptor)
                                : handshake_receive_hello(handshake, registry.self.nonce, incoming->descriptor);
     if (got == 0) return false;
-    /* A caller hangs up (-ECONNRESET) when the two processes keep another connection. */
+    /* A caller closes its connection (-ECONNRESET) when the two processes keep another one. */
     if (got > 0 && incoming->proved) incoming_link_open(index);
     else if (got > 0) incoming_link_answer_hello(index);
     else if (got == -ECONNRESET) incoming_link_drop(index, NULL);
@@ -169,7 +169,8 @@ void incoming_links_tick(int64_t now_ms)
 {
     for (int i = 0; i < links.incoming_count;) {
         int before = links.incoming_count;
-        if (links.incoming[i].until_ms <= now_ms && !incoming_link_receive(i)) incoming_link_drop(i, "said nothing");
+        if (links.incoming[i].until_ms <= now_ms && !incoming_link_receive(i))
+            incoming_link_drop(i, "did not finish the handshake in time");
         if (links.incoming_count < before) continue;
         links_schedule_tick(links.incoming[i++].until_ms);
     }

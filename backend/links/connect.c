@@ -3,18 +3,18 @@
  * ended.
  *
  * Two processes may connect to each other at once. The one with the smaller nonce decides. Once it has sent its hello,
- * it refuses the other's as superfluous. Once it has welcomed the other, it does not connect until that attempt has
- * ended. So a pair never has a second connection that could carry messages. A refused process tries again unless the
- * link is open by then. The called process opens the link only after the confirmation, because the caller may have
- * given up. */
+ * it refuses the other's hello as superfluous. Once it has welcomed the other process, it does not connect until the
+ * other's attempt has ended. So a pair never has a second connection that could carry messages. A refused process tries
+ * again unless the link is open by then. The called process opens the link only after the confirmation, because the
+ * caller may have given up. */
 #include "backend/base/clock.h"
 #include "backend/links/link.h"
 #include "backend/links/tcp.h"
 #include <errno.h>
 #include <string.h>
 
-/* GONE attempts in a row without a listener mean that the process has ended. TRY_MS is the time after which a link with
-   messages is given up. */
+/* GONE attempts in a row without a listener mean that the process has ended. TRY_MS is the time after which a link is
+   given up that has messages to send, but no thread that waits for it. */
 enum { GONE = 3, CONNECT_MS = 5000, HANDSHAKE_MS = 3000, RETRY_MS = 100, TRY_MS = 10000 };
 
 /* Ends a failed attempt to connect and schedules the next one. `error` is a -errno. The link ends if another attempt

@@ -10,11 +10,11 @@
 #include "backend/processes/packet.h"
 
 /* Limits of the bytes in flight: control messages may fill CTRL_WINDOW, other packets PACKET_WINDOW, and
-   acknowledgements STREAM_WINDOW. A process acknowledges after each ACK_BYTES, so two processes that both wait for room
-   go on. */
+   acknowledgements STREAM_WINDOW. A process acknowledges after each ACK_BYTES that it has read. Room is left for these
+   acknowledgements, so two processes that both wait for room go on. STREAM_IN_BYTES holds the longest frame. */
 enum { CTRL_WINDOW = 8192, PACKET_WINDOW = 12288, STREAM_WINDOW = 16384, ACK_BYTES = 2048, STREAM_IN_BYTES = 4096 };
-/* `length` counts the bytes that follow. `received` is the number of bytes read from the other end so far, modulo
-   2^32. */
+/* The header of a frame. `length` counts the bytes that follow it. `received` is the number of bytes that the sender of
+   the frame has read from the other end so far, modulo 2^32. */
 struct frame { uint32_t length, received; };
 /* The messages of a link. */
 struct packet_and_address { struct packet packet; unsigned char process_address[PROCESS_ADDRESS_BYTES]; };
@@ -34,8 +34,8 @@ struct frame_stream {
     size_t in_bytes, out_bytes;
     unsigned char in[STREAM_IN_BYTES], out[STREAM_WINDOW];
 };
-/* Queues a message of `bytes` bytes as a frame. Returns 0, or -EAGAIN if more than `most_in_flight` bytes would be in
-   flight or the buffer is full. */
+/* Queues a message of `bytes` bytes as a frame. Returns 0, or -EAGAIN if more than `most_in_flight` bytes would be sent
+   or queued without an acknowledgement, or the buffer is full. */
 int frame_stream_put(struct frame_stream *stream, const void *message, size_t bytes, size_t most_in_flight);
 /* Sends as many queued bytes as the socket takes. Returns 0 or -errno. */
 int frame_stream_push(struct frame_stream *stream, int socket);
@@ -45,7 +45,8 @@ bool frame_stream_waits_for_socket(const struct frame_stream *stream);
 bool frame_stream_has_unsent(const struct frame_stream *stream);
 /* Frees the stream and its encryption. NULL is allowed. */
 void frame_stream_free(struct frame_stream *stream);
-/* Reads from the socket into the stream. Returns the number of bytes, 0 at the end of the connection, or -errno. */
+/* Reads once from the socket into the stream. Returns the number of bytes, 0 at the end of the connection, or -errno:
+   -EAGAIN means that no byte has arrived. */
 int frame_stream_pull(struct frame_stream *stream, int socket);
 /* Takes the next whole message out of the stream. Returns its bytes, 0 if it is incomplete, or -EPROTO for an invalid
    frame. */

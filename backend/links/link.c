@@ -1,6 +1,6 @@
-/* One link, from the end of its handshake to its own end. A message waits until the other end has read more or the
- * socket takes more. Control messages wait in the peer's queue (processes/peer.c), and other packets
- * as flags. */
+/* One link, from the end of its handshake to its own end. A message that finds no room waits until the other end has
+ * read more, or the socket takes more. A control message waits in the peer's queue (processes/peer.c), and any other
+ * packet as a flag of the link. */
 #include "backend/links/link.h"
 #include "backend/base/clock.h"
 #include "backend/base/log.h"
@@ -37,7 +37,7 @@ static void link_flush_stream(struct peer *peer)
 {
     struct link *link = peer->link;
     int error = frame_stream_push(link->stream, peer->descriptor);
-    /* The link ends when its socket is read. The error is kept, because a socket reports it only once. */
+    /* The next read of the socket ends the link. The error is kept for it, because a socket reports an error once. */
     if (error && !link->error) link->error = error;
     bool is_full = !error && frame_stream_waits_for_socket(link->stream);
     if (is_full != link->is_full) registry_poll_writing(peer->descriptor, is_full);
@@ -71,7 +71,8 @@ void link_end(struct peer *peer, int error)
 
 /* ---- sending ---- */
 /* Puts a message into the stream and sends what the socket takes. Returns 0 or -errno; -EAGAIN if more than
-   `most_in_flight` bytes would be in flight, or the link is not open yet. */
+   `most_in_flight` bytes would be in flight, or the link is not open yet. At the end of the registry only the stream's
+   buffer is a limit, because the watch thread reads no more acknowledgements. */
 static int link_put_frame(struct peer *peer, const void *message, size_t bytes, size_t most_in_flight)
 {
     if (peer->state != OPEN) return peer->state == CONNECTING ? -EAGAIN : -EPIPE;
@@ -157,9 +158,9 @@ void link_receive(struct peer *peer)
 {
     link_flush_stream(peer);
     for (;;) {
-        int came = frame_stream_pull(peer->link->stream, peer->descriptor);
-        if (came == -EAGAIN) break;
-        if (came <= 0) { link_end(peer, came ? came : peer->link->error ? peer->link->error : -ECONNRESET); return; }
+        int got = frame_stream_pull(peer->link->stream, peer->descriptor);
+        if (got == -EAGAIN) break;
+        if (got <= 0) { link_end(peer, got ? got : peer->link->error ? peer->link->error : -ECONNRESET); return; }
         if (!link_handle_messages(peer)) return;
     }
     /* The TLS handshake may have waited for the bytes that arrived. */
@@ -173,7 +174,7 @@ void link_tick_open(struct peer *peer, int64_t now_ms)
     struct link *link = peer->link;
     int64_t period_ms = settings_get()->peer_timeout_ms / 10;
     if (now_ms - link->sent_ms >= period_ms) {
-        /* A peer that does not read leaves no room for it. Then TCP's keepalive probes the peer's host. */
+        /* A peer that does not read leaves no room for a heartbeat. Then TCP's keepalive probes the peer's host. */
         link_send_heartbeat(peer, CTRL_WINDOW);
         link->sent_ms = now_ms;
     }
@@ -186,8 +187,8 @@ static int link_send(struct peer *peer, const struct packet *packet, size_t byte
 {
     return attached_fd < 0 ? link_send_packet(peer, packet, bytes) : -EOPNOTSUPP;
 }
-/* Starts to connect a link that has messages to send (peer_ops.set_await_room). An open link sends them when its
-   socket is ready, so there is nothing to switch off. */
+/* Starts to connect a link that has messages to send (peer_ops.set_await_room). An open link sends its queue each
+   time its socket is ready, so there is nothing to do when `on` is false. */
 static void link_set_await_room(struct peer *peer, bool on)
 {
     if (on) link_request_connect(peer);

@@ -10,13 +10,13 @@
 
 struct process_address { size_t bytes; unsigned char content[PROCESS_ADDRESS_BYTES]; };
 struct link {
-    /* Where the other process listens (family 0: unknown), and the local address of the latest connection attempt. */
+    /* Where the other process listens (family 0: unknown), and the local address of the latest connection. */
     struct sock_address at, from;
     /* The stage of this process's connection attempt while the peer is CONNECTING. IDLE: no attempt runs. In HELLO_SENT
        this process has sent its hello. */
     enum { IDLE, CONNECT_STARTED, CONNECTED, HELLO_SENT } stage;
-    /* The time since when the link is wanted (0: not wanted), the time of the next attempt, and the limit of this
-       one. */
+    /* Since when messages or threads wait for the link (0: none wait), the earliest time of the next attempt, and the
+       deadline of the running one. These and all other times here are those of clock_ms(). */
     int64_t wanted_since_ms, next_attempt_ms, until_ms;
     /* The time of the latest send while OPEN. */
     int64_t sent_ms;
@@ -26,11 +26,13 @@ struct link {
     int error;
     /* The number of attempts in a row that found no listener. */
     int refusals_in_a_row;
-    /* The link was open at some time. Its socket takes no more bytes at present. */
+    /* `was_open`: the link was open at some time. `is_full`: its socket takes no more bytes at present. */
     bool was_open, is_full;
-    /* This process has ever asked for the other's process address. It is about to ask. */
+    /* `has_asked`: this process has requested the other's process address, or is about to. `wants_address`: the request
+       is still to be sent. */
     bool has_asked, wants_address;
-    /* The other process has ever asked for this one's. It is still to be sent. */
+    /* `was_asked`: the other process has requested this one's address. `owes_address`: the answer is still to be
+       sent. */
     bool was_asked, owes_address;
     /* The frames, from when the link first opens. */
     struct frame_stream *stream;                        /* owned */
@@ -40,7 +42,7 @@ struct link {
 /* An incoming connection that is not a link yet. */
 struct incoming_link {
     int descriptor;
-    /* The limit of the time for its next message. */
+    /* The time by which its next message must have arrived. */
     int64_t until_ms;
     /* The caller has proved a shared group's key and was welcomed. */
     bool proved;
@@ -75,12 +77,13 @@ struct peer *link_add(const struct identity *identity, const struct key_id *key)
 bool link_open(struct peer *peer, const struct handshake *handshake, bool is_incoming);
 /* Ends the link as LOST, with a -errno as the reason. */
 void link_end(struct peer *peer, int error);
-/* Makes the watch thread connect a link that has messages to send or waiters, unless it is open. */
+/* Makes the watch thread connect a CONNECTING link that has messages to send or waiters. */
 void link_request_connect(struct peer *peer);
 /* Sends what an OPEN link still owes, as far as the window has room: an address, a request for one, queued messages, an
    acknowledgement. */
 void link_send_owed(struct peer *peer);
-/* Sends as much of an OPEN link's bytes as the socket takes. Returns true if more remains. */
+/* Sends as much of an OPEN link's bytes as the socket takes, at the end of the registry, when the watch thread has
+   stopped. Returns true if more remains. */
 bool link_push(struct peer *peer);
 /* Handles what has arrived on an OPEN link. The link may end. */
 void link_receive(struct peer *peer);
@@ -97,5 +100,5 @@ void link_connect_tick(struct peer *peer, int64_t now_ms);
 bool incoming_links_on_ready(int descriptor);
 /* Drops the incoming connections whose time is over, unless their next message has arrived. */
 void incoming_links_tick(int64_t now_ms);
-/* Returns true if that process was welcomed and its link is about to open. */
+/* Returns true if an incoming connection of that process was welcomed and waits for its confirmation. */
 bool incoming_links_include(const unsigned char nonce[16]);

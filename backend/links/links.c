@@ -81,7 +81,7 @@ tutti_status link_acquire(const struct identity *other, const struct key_id *key
     *out = peer;
     return TUTTI_OK;
 }
-/* Returns the reason why a link was not opened or has ended in words. `error` is a -errno, or 0 for no answer. */
+/* Returns the text of the reason why a link was not opened or has ended. `error` is a -errno, or 0 for no answer. */
 static const char *link_error_reason(int error)
 {
     switch (error) {
@@ -131,7 +131,8 @@ tutti_status link_await(struct peer *peer, int64_t deadline_ms)
     while (peer->state == CONNECTING && clock_ms() < deadline_ms) registry_wait(deadline_ms);
     peer->link->waiters--;
     bool is_open = peer->state == OPEN;
-    /* The link gives up TRY_MS after since_ms while messages wait; they get the whole time from now on. */
+    /* A link with waiting messages is given up TRY_MS after wanted_since_ms (connect.c). The messages get this whole
+       time from now on. */
     peer->link->wanted_since_ms = clock_ms();
     struct link link = *peer->link;
     struct sock_address here = links.at;

@@ -1,10 +1,10 @@
-/* Processes on other hosts. Each process that is needed has one TCP connection, a link, which all groups of this
- * process share. A struct peer stands for it. It is watched (peer_watch), receives control messages (control/channel.h)
- * and is released (peer_release) like a peer of this host, but carries neither descriptors nor views. A link is made
- * when a message is to be sent over it or a thread waits for it.
+/* Processes on other hosts. This process has one TCP connection, a link, to each of those that it needs, and all groups
+ * of this process share the link. A struct peer stands for the link. It is watched (peer_watch), carries control
+ * messages (control/channel.h) and is released (peer_release) like a peer of this host, but carries neither descriptors
+ * nor views. A link is connected when a message is to be sent over it or a thread waits for it.
  *
- * Handshake: both ends prove that they know the key of a shared group (processes/handshake.h). A process without the
- * key is dropped, and the first one is logged. Death: the connection ends without a goodbye, or the other host is
+ * Handshake: both ends prove that they know the key of a shared group (processes/handshake.h). A connection without
+ * the proof is dropped, and the first one is logged. Death: the connection ends without a goodbye, or the other host is
  * silent for TUTTI_PEER_TIMEOUT_MS. A stopped process is alive, because its kernel answers. */
 #pragma once
 #include "backend/links/sock_address.h"
@@ -21,8 +21,8 @@ tutti_status link_acquire(const struct identity *other, const struct key_id *key
 /* Waits until the link is open, and connects it if needed. TIMEOUT, PEER_LOST, SYSTEM: the text gives both addresses,
    the reason and what to check (a firewall, another interface). */
 tutti_status link_await(struct peer *peer, int64_t deadline_ms);
-/* Returns the least one-way time to that host in ns, as the kernels have measured it on the open link. Returns 0 if it
-   is unknown. */
+/* Returns half of the least round trip to that host in ns, which the kernel has measured on the open link. Returns 0 if
+   it is unknown. */
 double link_one_way_ns(const struct peer *peer);
 
 /* Sets the process address of this process, by which transports of other hosts reach it: at most PROCESS_ADDRESS_BYTES
@@ -30,7 +30,7 @@ double link_one_way_ns(const struct peer *peer);
 tutti_status links_publish_address(const void *process_address, size_t bytes);
 /* Copies the process address of that process (NULL: of this process) to `out`, which has PROCESS_ADDRESS_BYTES bytes,
    and sets *bytes to its length. The first call requests it from the process. Never waits. IN_PROGRESS: it has not
-   arrived; call again. PEER_LOST. */
+   arrived, or this process has not published its own; call again. PEER_LOST. */
 tutti_status link_get_process_address(struct peer *peer, void *out, size_t *bytes);
 
 /* ---- for the watch thread and lifetime.c, with registry.lock held ---- */
@@ -40,7 +40,7 @@ void link_on_ready(struct peer *peer);
 void links_tick(void);
 /* Returns the time until links_tick has work in ms, or -1 for no limit. */
 int links_poll_timeout_ms(void);
-/* Closes the listener and all incoming connections. No link is held. */
+/* Closes the listener and all incoming connections. The caller has ended all links before. */
 void links_close(void);
 /* Forgets the parent's listener and incoming connections in the child. */
 void links_after_fork(void);

@@ -2,7 +2,7 @@
 #pragma once
 #include <stdint.h>
 
-/* Where a process listens. The size is fixed and there is no padding. */
+/* Where a process listens, or one end of a connection. The size is fixed and there is no padding. */
 struct sock_address {
     /* AF_INET, AF_INET6, or 0 for nowhere. The port is in host byte order. */
     uint16_t family, port;

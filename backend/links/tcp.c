@@ -67,9 +67,10 @@ void tcp_set_option(int socket, int level, int option, int value)
 {
     setsockopt(socket, level, option, &value, sizeof value);
 }
-/* Returns the silence after which the kernel ends a connection; the number of keepalive probes does not matter. The
-   time counts from a retransmission. That is after the next heartbeat plus the kernel's shortest wait for an
-   acknowledgement, which is a little over 200 ms. */
+/* Returns TCP_USER_TIMEOUT: how many ms a host may be silent until the kernel ends the connection, whatever the number
+   of keepalive probes. The kernel counts from its first retransmission. A heartbeat is sent at most a tenth of
+   TUTTI_PEER_TIMEOUT_MS after the silence began, and its retransmission follows a little over 200 ms later. So both
+   times are subtracted. */
 static int tcp_user_timeout_ms(void)
 {
     int peer_timeout_ms = (int)settings_get()->peer_timeout_ms, most_ms = peer_timeout_ms * 8 / 10;

@@ -1,5 +1,5 @@
 /* Sockets between hosts. They never block and are closed on exec. An error is a negative errno. The kernel detects that
- * the other host is gone: it must acknowledge data and answer probes within TUTTI_PEER_TIMEOUT_MS. */
+ * the other host is gone: that host must acknowledge data and answer probes within TUTTI_PEER_TIMEOUT_MS. */
 #pragma once
 #include "backend/links/sock_address.h"
 

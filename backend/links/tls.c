@@ -1,6 +1,7 @@
 /* OpenSSL reads from the socket itself, but only in tls_receive, whose caller can ask whether OpenSSL holds more bytes
  * (tls_has_unread). OpenSSL writes into a buffer, which is then sent. So OpenSSL does not need a failed write repeated,
- * and the caller may send other bytes next. A socket that fails to write may still have bytes to read. */
+ * and the caller may send other bytes next. A socket that fails to write may still have bytes to read, so the two kinds
+ * of errors are kept apart. */
 #include "backend/links/tls.h"
 #include "backend/base/memory.h"
 #include "backend/base/settings.h"
@@ -12,8 +13,9 @@
 #include <string.h>
 #include <sys/socket.h>
 
-/* One call encrypts about SEND_BYTES before it sends. The buffer of unsent bytes has a limit, because the other end
-   could cause answers without end and read none. A key serves a tenth of the records that RFC 8446, 5.5 allows. */
+/* One tls_send encrypts about SEND_BYTES at most. The buffer of unsent bytes has a limit, because the other end could
+   cause answers without end and read none. A key serves for less than a fifth of the 2^24.5 records that RFC 8446, 5.5
+   allows. */
 enum {
     RECORD_BYTES = 16384,
     SEND_BYTES = 256 << 10,
@@ -50,6 +52,7 @@ struct tls {
     /* The unsent bytes are out[begin..end). */
     unsigned char *out;
     size_t begin, end, room;
+    /* The number of records encrypted so far. */
     uint64_t records;
 };
 /* All connections share these. */
@@ -102,7 +105,7 @@ static int tls_on_read(BIO *bio, char *bytes, int count)
     tls->ended |= received == 0;
     return (int)received;
 }
-/* OpenSSL's control callback: returns 1 for a flush, and for a question whether the other end has closed if it has. */
+/* OpenSSL's control callback: returns 1 for a flush, and for BIO_CTRL_EOF if the other end has closed. */
 static long tls_on_control(BIO *bio, int command, long value, void *pointer)
 {
     const struct tls *tls = openssl.BIO_get_data(bio);
@@ -125,14 +128,14 @@ static SSL_SESSION *tls_create_session(SSL *ssl)
 }
 /* TLS needs a name for the key. It is constant, because both ends have only this key. */
 static const unsigned char key_name[] = "tutti";
-/* OpenSSL's server callback: provides the session with the pre-shared key of that name, or NULL for another name. */
+/* OpenSSL's server callback: sets *out to a session with the pre-shared key of that name, or NULL for another name. */
 static int tls_on_find_session(SSL *ssl, const unsigned char *name, size_t bytes, SSL_SESSION **out)
 {
     bool is_our_key = bytes == sizeof key_name && memcmp(name, key_name, bytes) == 0;
     *out = is_our_key ? tls_create_session(ssl) : NULL;
     return 1;
 }
-/* OpenSSL's client callback: provides the session with the pre-shared key. */
+/* OpenSSL's client callback: sets *out to a session with the pre-shared key, and *name to the key's name. */
 static int tls_on_use_session(SSL *ssl, const EVP_MD *digest, const unsigned char **name, size_t *bytes,
     SSL_SESSION **out)
 {
