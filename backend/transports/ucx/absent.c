@@ -3,7 +3,7 @@
 #include "backend/transports/ucx/ucx.h"
 #include <stdio.h>
 
-/* Says that UCX is missing, and what to do. */
+/* The text that UCX is missing, and what to do. */
 static const char how[] = "this tutti was built without UCX, one of the transports between hosts: install its "
                           "headers (apt-get install libucx-dev) and build tutti again, or set TUTTI_TRANSPORT=tcp "
                           "on all ranks";

@@ -2,13 +2,13 @@
  *
  * Opening. UCX 1.13 over TCP ends the program by an assertion if a peer dies while one of UCX's own wireup messages
  * waits for a connection. So these messages must never wait. Both sides create their endpoint and retry HELLO over it
- * until UCX sends it at once, which proves that the connection is up. When both have received the other's HELLO, the
- * process with the smaller nonce sends OPENED, the first message that needs UCX's wireup. All other messages come
- * later. Each endpoint has a number, and a HELLO names the known numbers of both ends. So the receiver recognizes a
- * late HELLO of an endpoint that has broken since.
+ * until UCX sends it at once, which proves that the connection is up. When the process with the smaller nonce has sent
+ * its HELLO and received the other's, it sends OPENED, the first message that needs UCX's wireup. All other messages
+ * follow OPENED. Each endpoint has a number, and a HELLO names the known numbers of both ends. So the receiver
+ * recognizes a late HELLO of an endpoint that has broken since.
  *
- * Closing. The process sends BYE over every endpoint and waits up to 300 ms for the answers. An answer shows that the
- * last messages have arrived, and that the peer does not take the closed connection for a death. Then the process
+ * Closing. The process sends BYE over every open endpoint and waits up to 300 ms for the answers. An answer shows that
+ * the last messages have arrived, and that the peer does not take the closed connection for a death. Then the process
  * closes the endpoints by force, which never waits. */
 #include "backend/base/clock.h"
 #include "backend/base/memory.h"
@@ -22,7 +22,7 @@ enum { BYE_MS = 300 };
 
 /* Returns the endpoint of this fabric that begins with this struct. */
 static struct ucx_endpoint *ucx_endpoint_of(struct endpoint *endpoint) { return (struct ucx_endpoint *)endpoint; }
-/* Returns the list that an endpoint with this number belongs to. Numbers are odd. */
+/* Returns the list that an endpoint with this number belongs to. All numbers are odd, so their last bit is left out. */
 static struct ucx_endpoint **ucx_endpoint_bucket(uint64_t number)
 {
     return &worker.bucket[number / 2 % ENDPOINT_BUCKETS];
@@ -141,8 +141,8 @@ static bool ucx_endpoint_send_hello(struct fabric *fabric, struct ucx_endpoint *
     if (endpoint_is_broken(&endpoint->base) || !ucx_notice_send_at_once(fabric, endpoint, NULL, 0)) return false;
     return ucx_notice_send(fabric, endpoint, HELLO, 0);
 }
-/* Sends HELLO if it has not been sent. Then the process with the smaller nonce sends OPENED, once it has received the
-   peer's HELLO. */
+/* Sends HELLO unless it was sent. Then, if this process has the smaller nonce and has received the peer's HELLO, sends
+   OPENED. */
 static void ucx_endpoint_advance_handshake(struct fabric *fabric, struct ucx_endpoint *endpoint)
 {
     bool sends_opened = memcmp(fabric->process, endpoint->base.process, sizeof endpoint->base.process) <= 0;
@@ -270,13 +270,13 @@ static void ucx_progress_or_pause(struct fabric *fabric)
     if (!ucx.ucp_worker_progress(worker.ucp)) fabric_pause_unlocked(fabric);
     if (fabric->needs_poll) ucx_advance_handshakes(fabric);
 }
-/* Waits up to `until_ms` until all endpoints have opened or broken, so that none of UCX's own messages waits while they
-   are closed. */
+/* Waits until all endpoints have opened or broken, but not beyond `until_ms`, so that none of UCX's own messages waits
+   while the endpoints are closed. */
 static void ucx_finish_handshakes(struct fabric *fabric, int64_t until_ms)
 {
     while (fabric->needs_poll && clock_ms() < until_ms) ucx_progress_or_pause(fabric);
 }
-/* Sends BYE over all open endpoints, and waits up to `until_ms` for the answers. */
+/* Sends BYE over all open endpoints, and waits for the answers, but not beyond `until_ms`. */
 static void ucx_exchange_byes(struct fabric *fabric, int64_t until_ms)
 {
     worker.byes_open = 0;

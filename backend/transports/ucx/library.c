@@ -14,7 +14,7 @@
 
 enum { LEAST_MINOR = 13, UCX_ERROR = 1, UCX_WARN = 2 };
 #define X(type, name, parameters) \
-    _Static_assert(__builtin_types_compatible_p(__typeof__(&name), type(*) parameters), "as its header has it");
+    _Static_assert(__builtin_types_compatible_p(__typeof__(&name), type(*) parameters), "the type of UCX's header");
 UCX_CALLS(X)
 #undef X
 struct ucx_calls ucx;
@@ -72,7 +72,8 @@ static void ucx_redirect_log(void)
 }
 
 /* ---- opening the library ---- */
-/* Finds all functions of UCX in an opened library, whose path is for errors. false: one is missing. */
+/* Finds all functions of UCX in an opened library. `path` is that of the library, for errors. false: a function is
+   missing. */
 static bool library_find_calls(void *opened, const char *path)
 {
     const char *missing = NULL;

@@ -4,7 +4,8 @@
 #include <string.h>
 
 enum { HEADER_BYTES = sizeof(struct header) + sizeof(uint64_t) };
-_Static_assert(offsetof(struct fabric_op, connection_number) == sizeof(struct header), "it goes behind the header");
+_Static_assert(offsetof(struct fabric_op, connection_number) == sizeof(struct header),
+    "the connection number follows the header");
 
 /* Completes an op by the result of its request, and frees the request. */
 static void ucx_request_complete(void *request, struct fabric_op *op, ucs_status_t status)

@@ -4,8 +4,8 @@
 #include <stddef.h>
 #include <string.h>
 
-/* Returns the bytes that a proof covers: header, handshake and address, which lie in one piece. `bytes` is the length
-   of the data without the proof. */
+/* Returns how many bytes of a notice its proof covers: header, handshake and address, which lie in one piece. `bytes`
+   is the length of the data without the proof. */
 static size_t notice_proved_bytes(size_t bytes) { return offsetof(struct notice, data) + bytes; }
 
 size_t notice_make(const struct fabric *fabric, const struct ucx_endpoint *endpoint, enum kind_of_ucx kind,

@@ -30,9 +30,9 @@ static tutti_status ucx_start_fail(const char *what, ucs_status_t status)
     return status_fail(TUTTI_SYSTEM, "UCX %s does not start (%s): %s; TUTTI_LOG=info shows more", ucx_library_name(),
         what, ucx_status_text(status));
 }
-/* Sets options of UCX where the user has set no environment variable. Shared memory is excluded, which UCX would also
-   find between containers. TCP uses only the interface `device` (NULL: any), because UCX would take any, loopback
-   included. */
+/* Sets options of UCX for which the user has set no environment variable. Excludes shared memory, which UCX would also
+   try between containers of one machine. Restricts TCP to the interface `device` (NULL: any), because UCX would take
+   any, loopback included. `simulated` means that hosts are simulated: then only TCP is used. */
 static void ucx_config_set_defaults(ucp_config_t *config, const char *device, bool simulated)
 {
     bool tcp_only = simulated || !ucx_has_rdma();
@@ -53,7 +53,8 @@ static tutti_status ucx_context_create(const char *device, bool simulated)
     ucx.ucp_config_release(config);
     return status == UCS_OK ? TUTTI_OK : ucx_start_fail("context", status);
 }
-/* Stores this process's address for others: the worker's address and `life`, which differs after a restart of UCX. */
+/* Stores this process's address for others: the worker's address and fabric->life, which differs after each start of
+   the fabric. */
 static tutti_status ucx_worker_store_address(struct fabric *fabric)
 {
     ucp_address_t *address;

@@ -16,7 +16,8 @@ enum kind_of_ucx {
     BYE,
     BYE_HEARD
 };
-/* A notice is one of these messages. Only HELLO has an address; the proof follows the last byte of the data. */
+/* A notice is one of these messages. Only HELLO has an address. The proof follows the handshake or the address in
+   `data`. */
 struct notice {
     struct header header;
     union {
@@ -36,7 +37,7 @@ struct ucx_endpoint {
     ucp_ep_h ep;
     /* `number` names this endpoint. `peer_number` names the other process's endpoint to this one; 0: it is unknown. */
     uint64_t number, peer_number;
-    /* This process has sent HELLO, or OPENED. */
+    /* This process has sent HELLO, and OPENED, over this endpoint. */
     bool has_sent_hello, has_sent_opened;
     /* The peer has acknowledged BYE. */
     bool has_bye_answer;

@@ -3,7 +3,7 @@
 #include "backend/transports/verbs/verbs.h"
 #include <stdio.h>
 
-/* Says that libibverbs is missing, and what to do. */
+/* The text that libibverbs is missing, and what to do. */
 static const char how[] =
     "this tutti was built without libibverbs, which the transport verbs needs: install its headers "
     "(apt-get install libibverbs-dev) and build tutti again";

@@ -1,8 +1,8 @@
-/* The handshake of two processes. Both send HELLO by datagram with their queue pairs and their eager ring, and repeat
- * it until the peer's HELLO shows that it has received theirs. Datagrams may get lost, arrive late or arrive twice. So
- * each endpoint has a turn, and a HELLO names the known turns of both ends; the receiver recognizes a HELLO of an
- * endpoint that has broken since. A proof covers the whole message (fabric/proofs.c). A process ignores a HELLO with a
- * wrong proof, or for another process. */
+/* The handshake of two processes. Each sends HELLO by datagram with its queue pairs and its eager ring, and repeats it
+ * until a HELLO of the other shows that its own has arrived. Datagrams may get lost, arrive late or arrive twice. So
+ * each endpoint has a turn, and a HELLO names the known turns of both ends. By these the receiver recognizes a HELLO of
+ * an endpoint that has broken since. A proof covers the whole message (fabric/proofs.c). A process ignores a HELLO with
+ * a wrong proof, or for another process. */
 #include "backend/transports/verbs/handshake.h"
 #include "backend/base/clock.h"
 #include "backend/base/log.h"
@@ -46,7 +46,8 @@ static void verbs_endpoint_advance_handshake(struct fabric *fabric, struct verbs
     endpoint->hello_ms = now_ms;
     verbs_endpoint_send_hello(fabric, endpoint, endpoint->base.is_open ? OPEN : CONNECTING);
 }
-/* If this HELLO is lost, the peer gets another one after its own next HELLO, or its writes fail after the retries. */
+/* If this HELLO is lost, this process sends another one in answer to the peer's next HELLO, or the peer's writes fail
+   after the retries. */
 void verbs_endpoint_send_closed(struct fabric *fabric, struct verbs_endpoint *endpoint)
 {
     verbs_endpoint_send_hello(fabric, endpoint, ENDPOINT_CLOSED);
@@ -64,8 +65,8 @@ void verbs_advance_handshakes(struct fabric *fabric)
 }
 
 /* ---- receiving ---- */
-/* Returns the broken endpoint that a HELLO belongs to, or NULL: the HELLO answers that endpoint, or the device has
-   refused to connect it with the sender's endpoint. */
+/* Returns the broken endpoint that a HELLO belongs to, or NULL. It belongs to an endpoint whose turn it names, or which
+   the device has refused to connect with the sender's endpoint. */
 static struct verbs_endpoint *hello_find_broken_endpoint(const struct fabric *fabric, const struct hello *hello)
 {
     for (struct endpoint *base = fabric->endpoints; base; base = base->next) {

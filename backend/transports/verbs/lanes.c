@@ -1,5 +1,5 @@
-/* Creates, connects and destroys the queue pairs of an endpoint, one on each rail. Its eager rings belong to the
-   first. */
+/* Creates, connects and destroys the lanes of an endpoint: one queue pair on each rail. The eager rings of the endpoint
+   belong to the first lane. */
 #include "backend/base/memory.h"
 #include "backend/base/settings.h"
 #include "backend/transports/verbs/nic.h"
@@ -127,7 +127,8 @@ tutti_status lane_connect(const struct nic *nic, struct lane *lane, const struct
     struct ibv_qp_attr rts = { .qp_state = IBV_QPS_RTS,
         .timeout = (uint8_t)settings_get()->verbs_timeout,
         .retry_cnt = (uint8_t)settings_get()->verbs_retry_cnt,
-        /* 7 retries without limit: a slow peer is alive, and the link between the processes reports a dead one. */
+        /* 7 means retries without limit: a peer without a posted receive is only slow, and the link between the
+           processes reports a dead one. */
         .rnr_retry = 7,
         .sq_psn = nic->psn & 0xffffff,
         .max_rd_atomic = own_reads < address->read_limit ? own_reads : address->read_limit };

@@ -1,6 +1,6 @@
-/* The protocol of messages. An eager message waits for room in the peer's eager ring and completes when it is built
- * there. An announced message is offered, and completes when the peer sends DONE. The device of the receiver reads a
- * fetched message from the address in the offer. */
+/* The protocol of messages. An eager message waits for room in the peer's eager ring, and completes when it is built in
+ * this process's copy of that ring and its write is posted. An announced message is offered, and completes when the
+ * peer sends DONE. The device of the receiver reads a fetched message from the address in the offer. */
 #include "backend/base/memory.h"
 #include "backend/transports/verbs/nic.h"
 #include <stdlib.h>

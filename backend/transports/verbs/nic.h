@@ -28,7 +28,7 @@ enum {
     /* A doorbell posts up to 32 RDMA reads of up to READ_BYTES each. */
     READS_AT_ONCE = 32,
     READ_BYTES = 1 << 20,
-    /* A lane reads a multiple of SHARE_BYTES of a message at a time. */
+    /* The share of a message that one lane reads is a multiple of SHARE_BYTES, except the last share. */
     SHARE_BYTES = 1 << 16,
     /* If the device can, a message of up to INLINE_BYTES is sent within its work request. */
     INLINE_BYTES = 128,
@@ -37,7 +37,7 @@ enum {
     DATAGRAM_SLOTS = 64,
     /* A new completion queue has room for the lanes to this many processes. */
     PAIRS_AT_FIRST = 16,
-    /* A received datagram begins behind the ROUTE_BYTES that the device puts at the start of its slot. */
+    /* A received datagram begins behind the ROUTE_BYTES of its slot that the device fills: the global route header. */
     ROUTE_BYTES = 40,
     SLOT_BYTES = 512
 };
@@ -52,7 +52,8 @@ struct verbs_address {
     uint64_t life;
 };
 /* The types of messages in an eager ring. EAGER consists of header and data, OFFER of header and struct offer. DONE has
-   the id of an offer that its receiver has finished with. ACK and GOODBYE have no data; ACK only acknowledges. */
+   the id of an offer that its receiver has fetched or released. ACK and GOODBYE have no data. ACK only reports
+   `consumed`, and GOODBYE also that its sender shuts down. */
 enum verbs_message_kind { EAGER, OFFER, DONE, ACK, GOODBYE };
 /* The prefix precedes each message. `position` is where the message ends, counted from the start of the connection.
    `consumed` is the position up to which the sender has read its own eager ring. `bytes` is the length of the message
@@ -131,7 +132,7 @@ struct verbs_endpoint {
     /* `connect_failed` is set when the device has refused to connect the endpoint. `owes_answer` is set when the peer
        needs another HELLO of this process. */
     bool owes_answer, connect_failed;
-    /* `hello_ms` is when the last HELLO was sent, and `repeat_ms` the delay before the next. */
+    /* `hello_ms` is when the last HELLO was sent, and `repeat_ms` the delay from then to the next. */
     int64_t hello_ms, repeat_ms;
     /* Messages up to this size are sent within their work request. */
     uint32_t inline_bytes;
@@ -187,7 +188,7 @@ struct nic {
     struct lane *bucket[LANE_BUCKETS];
     /* Some endpoint may have xfers that can go on, or owes its peer an acknowledgement. */
     bool needs_progress;
-    /* The packet sequence number at which this process's queue pairs begin. */
+    /* Its lower 24 bits are the packet sequence number at which this process's queue pairs begin. */
     uint32_t psn;
     /* The id of the last offer. */
     uint64_t last_id;
@@ -252,7 +253,7 @@ tutti_status lane_connect(const struct nic *nic, struct lane *lane, const struct
 /* Returns whether the send queue of the lane accepts one more work request. */
 bool lane_has_room(const struct lane *lane);
 /* Posts an RDMA write of the built message at position `begin` to the peer's eager ring. is_signalled: the write has a
-   completion; writes after many without one get one too. Returns 0, or the errno of the device. */
+   completion; a write after many without a completion has one, too. Returns 0, or the errno of the device. */
 int verbs_endpoint_post_write(struct verbs_endpoint *endpoint, uint64_t begin, size_t bytes, bool is_signalled);
 /* Posts reads for the bytes of a fetch that have none: up to one doorbell on each lane, if its send queue has room.
    Returns 0, or the errno of the device. */

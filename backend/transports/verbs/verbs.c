@@ -176,7 +176,7 @@ static bool verbs_endpoint_is_drained(const struct verbs_endpoint *endpoint)
     return endpoint_is_broken(&endpoint->base) || !endpoint->lane_count
         || (!endpoint->waiting && endpoint->ring.sent == endpoint->ring.written);
 }
-/* Sends GOODBYE to all peers, and waits up to `until_ms` until all messages have arrived. */
+/* Sends GOODBYE to all peers, and waits until all messages have arrived, but not beyond `until_ms`. */
 static void verbs_endpoints_drain(struct fabric *fabric, int64_t until_ms)
 {
     bool is_sent = false, is_drained = false;

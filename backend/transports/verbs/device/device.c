@@ -22,7 +22,7 @@ struct search {
     struct gid_interface interface;
     /* The number of wanted ports that are not usable. */
     int refused_count;
-    /* One of them has an address on another interface. */
+    /* One of them has a usable address, but on another interface. */
     bool is_elsewhere;
 };
 

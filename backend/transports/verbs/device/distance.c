@@ -1,4 +1,5 @@
-/* A device is attached to one socket; data of a core on another socket crosses the link between the sockets. */
+/* Orders ports by their distance from a core. A device is attached to one socket, and data of a core on another socket
+   crosses the link between the sockets. */
 #include "backend/transports/verbs/device/device.h"
 #include "backend/transports/verbs/device/sysfs.h"
 #include <sched.h>

@@ -27,10 +27,10 @@ enum { GID_ADDRESSES = 16 };
 struct gid_interface { const char *name; int count; union ibv_gid address[GID_ADDRESSES]; };
 /* Returns the addresses of the network interface `name`, which must stay valid; an unknown interface has none. */
 struct gid_interface gid_interface_read(const char *name);
-/* Returns the best RoCE v2 entry, or NULL if no entry is usable. An entry with an address of `interface` comes first,
-   then one that the device reports for that interface, whose name may differ in a container. A NULL interface accepts
-   any. Link-local addresses come after others, then addresses of another family than `family` (0: no preference), then
-   higher indices. */
+/* Returns the best RoCE v2 entry, or NULL if no entry is usable. Entries with an address of `interface` come first,
+   then those for which the device reports the name of `interface`. Addresses come first because a container may know
+   the interface by another name. A NULL interface accepts any entry. Among equal ones, link-local addresses come after
+   others, then addresses of another family than `family` (0: no preference), then higher indices. */
 const struct gid *gid_table_choose(const struct gid_table *table, const struct gid_interface *interface, int family);
 /* Returns the entry with this index of the port's table, or NULL if it is unset. */
 const struct gid *gid_table_find_index(const struct gid_table *table, int index);

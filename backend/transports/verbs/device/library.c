@@ -8,7 +8,7 @@
 #include <stdio.h>
 
 #define X(type, name, parameters, version) \
-    _Static_assert(__builtin_types_compatible_p(__typeof__(&name), type(*) parameters), "as its header has it");
+    _Static_assert(__builtin_types_compatible_p(__typeof__(&name), type(*) parameters), "the type of the header");
 VERBS_CALLS(X)
 VERBS_OPTIONAL_CALLS(X)
 #undef X

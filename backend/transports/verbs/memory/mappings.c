@@ -1,7 +1,7 @@
 /* The kernel counts a change before it begins, and queues an event when the change is made. The thread that made it
    continues when the event has been read. This module reads events only with the lock held. So a thread that has the
    lock and finds no counted change knows every completed change. mappings_watch_start tests that the kernel counts in
-   time. A separate thread reads the events, because other threads may be waiting for the allocator. */
+   time. A separate thread reads the events, because every other thread may itself be waiting for the allocator. */
 #include "backend/transports/verbs/memory/mappings.h"
 #include "backend/base/clock.h"
 #include "backend/base/descriptor.h"
@@ -234,9 +234,9 @@ static void mappings_watch_stop(void)
     mappings_unlock();
     ssize_t ignored = write(mappings.waker, &one, sizeof one);
     (void)ignored;
-    /* The descriptor is closed before the thread is joined, which releases all threads that wait for an event to be
-       read. pthread_join puts the thread's stack into a cache and may unmap an older stack that is watched. Its event
-       would never be read. */
+    /* Closing the descriptor releases all threads that wait for an event to be read. It comes before pthread_join,
+       which puts the thread's stack into a cache and may unmap an older stack that is watched: pthread_join would wait
+       for this event to be read. */
     descriptor_close_if_open(descriptor);
     if (mappings.is_running) pthread_join(mappings.thread, NULL);
     descriptor_close_if_open(mappings.waker);

@@ -1,9 +1,9 @@
 /* Reports when memory of this process is unmapped, moved, or loses its pages (munmap, mremap, brk, mmap over it,
- * madvise). A listener that keeps data by address (registrations with a device) learns of it before the call returns.
- * When mappings_lock_and_settle returns true, it has learnt of every completed change.
+ * madvise). A listener that keeps data by address (registrations with a device) receives each change with the lock
+ * held. When mappings_lock_and_settle returns true, it has received all changes that were made before.
  *
  * The module uses userfaultfd, which needs no privilege for this; where it is forbidden, as in many containers, the
- * error gives the reason. The kernel does not report a mapped file that is truncated, or has holes punched into it,
+ * error gives the reason. The kernel does not report that a mapped file is truncated, or that holes are punched into it
  * through its descriptor.
  *
  * A thread that holds the lock of this module must neither allocate, nor free, nor wait for another thread. A thread
@@ -22,8 +22,8 @@ struct mapping_listener {
 tutti_status mappings_add_listener(struct mapping_listener *listener);
 /* Removes the listener, if it was added. The last one ends the watching. */
 void mappings_remove_listener(struct mapping_listener *listener);
-/* Takes the lock after all completed changes of watched memory have been reported. false: this is still uncertain after
-   a millisecond, because other threads change their memory without a pause; the lock is taken all the same. */
+/* Takes the lock after all completed changes of watched memory have been reported. false: changes may be unreported
+   after a millisecond, because other threads change their memory without a pause; the lock is taken all the same. */
 bool mappings_lock_and_settle(void);
 /* Takes the lock without waiting for reports. */
 void mappings_lock(void);

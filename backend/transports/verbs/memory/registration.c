@@ -15,9 +15,9 @@
 #include <unistd.h>
 
 enum { ENTRIES = 1024, HINTS = 64, DROPS = 16 };
-/* ONCE in place of an entry marks a registration that only its user has. */
+/* ONCE in place of an entry's index marks a registration that only its user has, for one transfer. */
 enum { ONCE = -1 };
-/* ALL as the bytes to make room for drops every entry that is unused. */
+/* ALL, in place of the bytes to make room for, drops every entry without users. */
 static const size_t ALL = SIZE_MAX;
 enum { TENSOR_ACCESS = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_READ };
 /* A PENDING entry is being registered, a READY one can be found, and a GONE one stays only for its users. */
@@ -38,10 +38,9 @@ struct registration_cache {
     struct mapping_listener listener;
     struct ibv_pd *domain;
     pid_t process;
-    /* Memory can be watched here, so entries may stay when they have no user. */
+    /* Memory can be watched here, so entries of private memory may stay when they have no user. */
     bool can_watch;
     struct registration_limits limits;
-    /* The entries and bytes in `counts` are those that can be evicted. */
     struct registration_counts counts;
     uint64_t clock;
     /* Entries from `top` on have never been used. */
@@ -54,7 +53,7 @@ struct registration_cache {
 static uintptr_t registration_page_bytes(void) { return (uintptr_t)sysconf(_SC_PAGESIZE); }
 
 /* ---- finding, with the lock held ---- */
-/* Returns the place for the last hit of a page or a block: a hash of `key` chooses one of HINTS. */
+/* Returns where the index of the last hit for a page or a block is stored: a hash of `key` chooses one of HINTS. */
 static int *registration_cache_hint_slot(struct registration_cache *cache, uint64_t key)
 {
     return &cache->hints[(key * 0x9e3779b97f4a7c15u) >> 58];
@@ -413,7 +412,7 @@ struct registration_counts registration_cache_get_counts(struct registration_cac
 }
 
 /* ---- creating and destroying ---- */
-/* Replaces unset limits: a quarter of the machine's memory, half of the entries. */
+/* Replaces unset limits by a quarter of the machine's memory and half of ENTRIES, which is also the most entries. */
 static struct registration_limits registration_limits_clamp(struct registration_limits limits)
 {
     /* The other entries are for blocks of the arena and for permanent registrations. */

@@ -13,17 +13,18 @@
 #include "backend/transports/verbs/device/library.h"
 
 struct registration_cache;
-/* The limits of the entries that may be evicted; 0 means the default. */
+/* The limits of the entries that may be evicted: those that are neither a block of the arena nor permanent. 0 means the
+   default. */
 struct registration_limits { size_t bytes; int entries; };
 /* A registration that its user holds. The region covers at least the requested memory, by addresses of this process.
-   The other fields are for registration_cache_give: the index of its entry in the cache, or -1, and whether the entry
-   is permanent. */
+   The other fields are for registration_cache_give: the index of the registration's entry in the cache, or -1 without
+   an entry, and whether the entry is permanent. */
 struct registered {
     struct ibv_mr *region;
     int entry;
     bool is_permanent;
 };
-/* Creates the cache of a protection domain, which the caller owns and destroys later. */
+/* Creates the cache of a protection domain. The caller owns the domain, and destroys the cache before it. */
 tutti_status registration_cache_create(struct ibv_pd *domain, struct registration_limits limits,
     struct registration_cache **out);
 /* Destroys the cache with its entries. Every registration must have been given back; NULL is allowed. */
@@ -55,6 +56,6 @@ tutti_status registration_cache_add_permanent(struct registration_cache *cache, 
 /* Returns whether memory can be watched here, so that its registrations are cached. */
 bool registration_cache_can_watch(const struct registration_cache *cache);
 /* `hits` and `misses` count lookups, `once` registrations for one transfer, `evicted` entries that made room for
-   others, and `gone` entries whose memory has changed. `entries` and `bytes` are those that may be evicted now. */
+   others, and `gone` entries whose memory has changed. `entries` and `bytes` count what the limits apply to. */
 struct registration_counts { uint64_t hits, misses, once, evicted, gone; int entries; size_t bytes; };
 struct registration_counts registration_cache_get_counts(struct registration_cache *cache);
