@@ -18,7 +18,6 @@ static void completion_queue_overrun(struct completion_queue *q)
         pair_raise(p, IBV_EVENT_QP_FATAL);
     }
 }
-/* By the wire. */
 void completion_queue_push(struct completion_queue *q, const struct completion *c)
 {
     if (q->overrun) return;
@@ -28,14 +27,15 @@ void completion_queue_push(struct completion_queue *q, const struct completion *
         return;
     }
     q->slots[pushed % q->capacity] = *c;
-    atomic_store(&q->pushed, pushed + 1); /* before it looks whether it is armed: who arms looks here after */
+    /* Published before `armed` is read. A program polls once more after it has armed, so it misses no completion. */
+    atomic_store(&q->pushed, pushed + 1);
     int wanted = c->solicited || c->wc.status != IBV_WC_SUCCESS ? 2 : 1, armed = atomic_load(&q->armed);
     if (!q->ibv.channel || !armed || armed > wanted) return;
     if (!atomic_compare_exchange_strong(&q->armed, &armed, 0)) return;
     machine_count(FAKE_EVENTS, 1);
     events_push(&((struct channel *)q->ibv.channel)->events, (struct ibv_async_event){ .element.cq = &q->ibv });
 }
-/* With the machine's lock, so the wire adds nothing meanwhile. */
+/* The caller holds machine.lock, so the wire adds no completions meanwhile. */
 void completion_queue_forget(struct completion_queue *q, struct pair *p)
 {
     pthread_mutex_lock(&q->lock);
@@ -50,7 +50,7 @@ void completion_queue_forget(struct completion_queue *q, struct pair *p)
     pthread_mutex_unlock(&q->lock);
 }
 
-/* Room in a queue of works comes back here and nowhere else: who never polls a completion runs out of it. */
+/* Gives the queues of the polled requests their room back. A program that never polls a completion runs out of room. */
 int completion_queue_poll(struct ibv_cq *cq, int most, struct ibv_wc *out)
 {
     struct completion_queue *q = (struct completion_queue *)cq;
@@ -74,7 +74,8 @@ int completion_queue_arm(struct ibv_cq *cq, int solicited_only)
 {
     int armed = 0, wanted = solicited_only ? 2 : 1;
     atomic_int *now = &((struct completion_queue *)cq)->armed;
-    while (armed != 1 && !atomic_compare_exchange_weak(now, &armed, wanted)) {}        /* for any is not taken back */
+    /* Arming for solicited completions does not undo arming for any. */
+    while (armed != 1 && !atomic_compare_exchange_weak(now, &armed, wanted)) {}
     return 0;
 }
 
@@ -134,7 +135,7 @@ struct ibv_cq *ibv_create_cq(struct ibv_context *context, int works, void *cq_co
     machine.alive[FAKE_COMPLETION_QUEUE]++;
     return &q->ibv;
 }
-/* What it holds stays; the wire adds nothing meanwhile. */
+/* Changes the room of a queue, and keeps its completions. The caller holds machine.lock and the queue's lock. */
 static int completion_queue_resize(struct completion_queue *q, int works)
 {
     uint64_t polled = atomic_load(&q->polled), held = atomic_load(&q->pushed) - polled;

@@ -1,5 +1,6 @@
-/* Datagrams: copied when the wire takes them from their queue, and on their own from then on: late, twice, or never.
-   The first 40 bytes of a receive are for the global route header; of IPv4 there are only the last 20 in it. */
+/* Carries out the requests of datagrams. The wire copies a datagram when it takes the request from its queue. From then
+   on the datagram is independent of the queue pair: it may arrive late, twice or never. The first 40 bytes of a receive
+   hold the global route header; for IPv4 only the last 20 of them are used. */
 #include "tests/verbs/machine.h"
 #include <arpa/inet.h>
 #include <stdlib.h>
@@ -13,10 +14,12 @@ struct datagram {
     struct ibv_gid_entry from;
     struct ibv_global_route route;
     uint32_t source_qpn, qpn, qkey;
-    const struct work what;                             /* flags and immediate of the request */
+    /* Only the opcode, the flags and the immediate of the request. */
+    const struct work what;
     unsigned char bytes[];
 };
-static struct datagram *under_way;                      /* in order of their due times */
+/* The datagrams that have not arrived, the earliest due time first. */
+static struct datagram *under_way;
 
 static void header_write(const struct datagram *d, unsigned char *header)
 {
@@ -123,7 +126,7 @@ static enum ibv_wc_status datagram_check(const struct pair *p, const struct work
     if (!device_gid(p->device, w->to.grh.sgid_index)) return IBV_WC_LOC_QP_OP_ERR;
     return local_is_allowed(p->ibv.pd, w, false) ? IBV_WC_SUCCESS : IBV_WC_LOC_PROT_ERR;
 }
-/* What a datagram waits it does not wait at the head of its queue: others overtake it. */
+/* Takes the datagram off its queue at once, also if it is to arrive late, so later datagrams may overtake it. */
 uint64_t datagram_step(struct pair *p, struct work *w, uint64_t now)
 {
     const struct fake_faults *f = &machine.faults;

@@ -38,7 +38,8 @@ void device_raise(struct device *d, enum ibv_event_type type)
         if (c->device == d) events_push(&c->async, event);
 }
 
-/* Each address as RoCE v1 and v2: fe80::1, 10.0.0.1 and fd00::1 of the first device, and so on. */
+/* Gives a device three addresses, each as a GID of RoCE v1 and one of RoCE v2: the first device has fe80::1, 10.0.0.1
+   and fd00::1, the second the same that end in 2. */
 static void device_reset(struct device *d)
 {
     static const char *const networks[] = { "fe80::", "::ffff:10.0.0.", "fd00::" };
@@ -142,7 +143,7 @@ struct ibv_context *ibv_open_device(struct ibv_device *device)
     machine.alive[FAKE_CONTEXT]++;
     return &c->ibv;
 }
-/* Stricter than a real one, which takes what is left in the context with it. */
+/* Refuses while objects of the context exist. A real device closes the context all the same. */
 int ibv_close_device(struct ibv_context *context)
 {
     struct context *c = (struct context *)context, **at = &machine.contexts;
@@ -186,7 +187,7 @@ int ibv_query_device(struct ibv_context *context, struct ibv_device_attr *out)
     snprintf(out->fw_ver, sizeof out->fw_ver, "fake");
     return 0;
 }
-/* Writes what the function of that name has always written: what came later is set by the header's inline function. */
+/* Writes the fields that all versions of this function write. The header's inline function sets the later ones. */
 int ibv_query_port(struct ibv_context *context, uint8_t port, struct _compat_ibv_port_attr *out)
 {
     int error = call_fails(FAKE_QUERY_PORT);
@@ -217,7 +218,8 @@ int ibv_query_gid(struct ibv_context *context, uint8_t port, int index, union ib
     machine_unlock();
     return 0;
 }
-/* Only the entries that are in use. An entry of a later header may be longer. */
+/* Writes the entries that are in use. `entry_bytes` is the size of an entry for the program, which a later header may
+   have made longer. */
 ssize_t _ibv_query_gid_table(struct ibv_context *context, struct ibv_gid_entry *entries, size_t most, uint32_t flags,
     size_t entry_bytes)
 {

@@ -1,4 +1,4 @@
-/* Ends that tests connect: see ends.h. */
+/* The ends that tests of the fake connect. */
 #include "tests/verbs/ends.h"
 #include <poll.h>
 #include <setjmp.h>
@@ -147,7 +147,8 @@ int post_receive(struct ibv_qp *qp, uint64_t id, struct ibv_sge *sge)
 struct ibv_wc completion(struct ibv_cq *cq)
 {
     struct ibv_wc wc;
-    for (int turn = 0; turn < 200000; turn++) {         /* 20 s and more */
+    /* At least 20 s. */
+    for (int turn = 0; turn < 200000; turn++) {
         if (ibv_poll_cq(cq, 1, &wc) == 1) return wc;
         if (turn > 100) nap(100);
     }

@@ -1,5 +1,5 @@
-/* Events and their descriptors: an eventfd counts them, a list holds them. What is removed because its object is
-   destroyed leaves its count, so a descriptor may once be readable for nothing, as with a real device. */
+/* Events are in a list, and an eventfd counts them. events_remove takes the events of a destroyed object from the list,
+   but not from the count. So a descriptor may be readable without an event, as with a real device. */
 #include "tests/verbs/machine.h"
 #include <errno.h>
 #include <stdio.h>
@@ -33,7 +33,6 @@ void events_push(struct events *e, struct ibv_async_event event)
     pthread_mutex_unlock(&e->lock);
     if (eventfd_write(e->descriptor, 1)) perror("fake verbs: eventfd_write");
 }
-/* As a read of the descriptor: waits, or fails with EAGAIN where that is not to block. */
 int events_pop(struct events *e, struct ibv_async_event *out)
 {
     eventfd_t one;
@@ -119,7 +118,8 @@ void ibv_ack_cq_events(struct ibv_cq *cq, unsigned count)
     acknowledge(&cq->mutex, &cq->cond, &cq->comp_events_completed, count);
 }
 
-/* Forever, as a real one; says so after a while, since the program hangs by its own fault. */
+/* Waits without limit, as a real library does. Every 3 s it prints that it waits, because a program hangs here that has
+   forgotten to acknowledge an event. */
 void wait_for_acknowledgements(pthread_mutex_t *mutex, pthread_cond_t *changed, const uint32_t *delivered,
     const uint32_t *completed, const char *what)
 {

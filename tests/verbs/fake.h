@@ -1,6 +1,6 @@
-/* The fake RDMA provider, as a test sees it: what it can be told to do wrong, and what it has counted. All of it may be
-   called at any time, from any thread. A test links the library, or opens it with dlopen as the program does and finds
-   these with dlsym; one process has one fake. Times are in microseconds, probabilities in millionths. */
+/* The fake RDMA provider, as a test sees it: the faults that a test can order, and the counters. A test may call each
+   function at any time, from any thread. It links the library, or opens it with dlopen as the program does and finds
+   the functions with dlsym; a process has one fake. Times are in microseconds, probabilities in millionths. */
 #pragma once
 #include <infiniband/verbs.h>
 #include <stdbool.h>
@@ -8,19 +8,25 @@
 
 enum { FAKE_DEVICES = 2, FAKE_GIDS = 16 };
 
-/* What happens by chance. `delay`: a request begins later, or a datagram arrives later (behind others of its pair).
-   `late`: a completion reaches its queue later, so that completions of different queue pairs, and of the two queues of
-   one, change places; those of one queue keep their order. */
+/* Faults that happen at random. */
 struct fake_faults {
+    /* Starts the random numbers. */
     uint64_t seed;
+    /* The probability of a delay, and the longest one. A delayed request of a reliable connection begins later. A
+       delayed datagram arrives later, and later datagrams of its queue pair overtake it. */
     uint32_t delay, delay_most_us;
+    /* The probability that a completion reaches its completion queue late, and the longest delay. So completions of
+       different queue pairs, and of the send and receive queue of one pair, change places. Those of one queue keep
+       their order. */
     uint32_t late, late_most_us;
-    uint32_t drop, duplicate;                           /* of datagrams */
+    /* The probabilities that a datagram is lost, and that it arrives twice. */
+    uint32_t drop, duplicate;
 };
 
-/* What a device has. `retry_us` stands for the time that a queue pair's `timeout` says (0: that one): how long each
-   silence of a peer lasts until a request is sent again. `pinned_most`: bytes that may be registered at once. `stale`:
-   completions of a queue pair stay in their queue when it is destroyed, as with some drivers; else they vanish. */
+/* The limits of a device. `retry_us` is how long a request waits for an answer of the peer before it is sent again; 0:
+   as long as the `timeout` of its queue pair demands. `pinned_most` is how many bytes may be registered at a time.
+   `stale`: completions of a destroyed queue pair stay in the completion queue, as with some drivers; otherwise they
+   vanish. */
 struct fake_limits {
     int devices, max_qp, max_qp_wr, max_sge, max_cqe, max_mr, max_rd_atomic;
     uint32_t max_inline, max_message;
@@ -30,6 +36,7 @@ struct fake_limits {
     bool stale;
 };
 
+/* The calls that fake_fail_call can make fail. */
 enum fake_call {
     FAKE_GET_DEVICE_LIST,
     FAKE_OPEN_DEVICE,
@@ -51,32 +58,45 @@ enum fake_call {
 };
 
 enum fake_counter {
-    FAKE_REQUESTS,                                      /* posted; then those of each opcode */
+    /* Requests posted to send queues, and those of each opcode. */
+    FAKE_REQUESTS,
     FAKE_WRITES,
     FAKE_WRITES_WITH_IMMEDIATE,
     FAKE_SENDS,
     FAKE_SENDS_WITH_IMMEDIATE,
     FAKE_READS,
-    FAKE_DOORBELLS,                                     /* calls of ibv_post_send that posted something */
-    FAKE_INLINED,                                       /* requests */
+    /* Calls of ibv_post_send that posted at least one request. */
+    FAKE_DOORBELLS,
+    /* Posted requests with inline bytes, and posted requests that are signalled. */
+    FAKE_INLINED,
     FAKE_SIGNALED,
-    FAKE_RECEIVES,                                      /* posted, and calls that did */
+    /* Posted receives, and calls that posted at least one. */
+    FAKE_RECEIVES,
     FAKE_RECEIVE_DOORBELLS,
-    FAKE_COMPLETIONS,                                   /* polled by the program */
+    /* Completions that the program has polled. */
+    FAKE_COMPLETIONS,
+    /* Requests and receives that were flushed because their queue pair failed. */
     FAKE_FLUSHED,
-    FAKE_EVENTS,                                        /* put into completion channels */
-    FAKE_BYTES_WRITTEN,                                 /* by writes that ended well */
+    /* Events put into completion channels. */
+    FAKE_EVENTS,
+    /* Bytes of writes, reads and sends that were carried out. */
+    FAKE_BYTES_WRITTEN,
     FAKE_BYTES_READ,
     FAKE_BYTES_SENT,
-    FAKE_DATAGRAMS,                                     /* arrived */
-    FAKE_DATAGRAMS_LOST,                                /* for any reason */
+    /* Datagrams that arrived, were lost for any reason, and were sent twice. */
+    FAKE_DATAGRAMS,
+    FAKE_DATAGRAMS_LOST,
     FAKE_DATAGRAMS_DOUBLED,
-    FAKE_NOT_READY,                                     /* refusals for want of a receive */
-    FAKE_RETRIES,                                       /* requests sent again because nobody answered */
-    FAKE_REGISTRATIONS,                                 /* made ever */
+    /* Attempts of requests that found no receive at the peer. */
+    FAKE_NOT_READY,
+    /* Requests sent again because the peer had not answered. */
+    FAKE_RETRIES,
+    /* Registrations of memory since fake_reset. */
+    FAKE_REGISTRATIONS,
     FAKE_COUNTERS
 };
 
+/* The kinds of objects, for fake_alive. */
 enum fake_kind {
     FAKE_LIST,
     FAKE_CONTEXT,
@@ -90,43 +110,61 @@ enum fake_kind {
     FAKE_KINDS
 };
 
-/* No faults, the usual limits and addresses, ports up, counters at 0. What is alive stays. */
+/* Ends all faults and ordered failures, restores the limits, the addresses and the ports, and sets the counters to 0.
+   Existing objects stay. */
 void fake_reset(void);
 void fake_set_faults(const struct fake_faults *faults);
 struct fake_limits fake_limits(void);
-void fake_set_limits(const struct fake_limits *limits); /* hold for what is made from now on */
+/* Sets the limits. Those of objects hold for objects that are created from now on, the others at once. */
+void fake_set_limits(const struct fake_limits *limits);
+/* Replaces all GIDs of a device by these. */
 void fake_set_gids(int device, const struct ibv_gid_entry *entries, int count);
 
-/* Of the calls from now on the one after `after` others fails, with that errno. One for each kind of call. */
+/* Makes one call of this kind fail with that errno: the next one after `after` others. A second order for the same kind
+   replaces the first. */
 void fake_fail_call(enum fake_call call, unsigned after, int error);
-/* Of the requests that the wire begins from now on, the one after `after` others ends with that status; when
-   `executed`, although all of it was done. What such an error means for the queue pair and its peer follows. */
+/* Makes one request fail with that status: the next one that the wire begins after `after` others. Its queue pair
+   fails, too. Without `executed` the request has no effect, but if the status is an answer of the peer, the peer's
+   queue pair fails as well. With `executed` the request is carried out before it fails. */
 void fake_fail_request(uint64_t after, enum ibv_wc_status status, bool executed);
-/* Likewise the receive that is used after `after` others; its sender gets REM_OP_ERR. */
+/* Makes one receive fail with that status: the next one that is used after `after` others. On a reliable connection the
+   sender's request fails, too: with REM_INV_REQ_ERR if the status is LOC_LEN_ERR, otherwise with REM_OP_ERR. */
 void fake_fail_receive(uint64_t after, enum ibv_wc_status status);
 
-void fake_set_port(int device, bool up);                /* with an event, when it changes */
-void fake_break_device(int device); /* DEVICE_FATAL: all its queue pairs fail, nothing new is made */
-void fake_break_pair(uint32_t qp_num);                  /* QP_FATAL */
-void fake_unplug_pair(uint32_t qp_num, bool unplugged); /* nothing reaches it, and nothing of its reaches anybody */
-enum ibv_qp_state fake_pair_state(uint32_t qp_num);     /* what the device thinks; IBV_QPS_UNKNOWN: there is none */
+/* Sets the state of a port, with an event if it changes. */
+void fake_set_port(int device, bool up);
+/* Breaks a device, with the event DEVICE_FATAL: all its queue pairs fail, and no queue, queue pair or region can be
+   created. */
+void fake_break_device(int device);
+/* Fails a queue pair, with the event QP_FATAL. */
+void fake_break_pair(uint32_t qp_num);
+/* With `unplugged`, packets neither reach the queue pair nor leave it. */
+void fake_unplug_pair(uint32_t qp_num, bool unplugged);
+/* Returns the state that the device has for the queue pair, or IBV_QPS_UNKNOWN if there is no such pair. */
+enum ibv_qp_state fake_pair_state(uint32_t qp_num);
 
-/* What happens to the requests of reliable connections from now on, in order, into room[most]; NULL: no longer. A
-   request is POSTED, perhaps several by one call, which `rings`; the wire has CARRIED it out; its completion is POLLED.
-   HEARD: that of a receive, which another's message has used. fake_traced: how many there were, also beyond `most`. */
+/* The events of a trace. POSTED: the program has posted the request. CARRIED: the wire has carried it out. POLLED: the
+   program has polled its completion. HEARD: the program has polled the completion of a receive, which a message of the
+   peer has used. */
 enum fake_moment { FAKE_POSTED, FAKE_CARRIED, FAKE_POLLED, FAKE_HEARD };
 struct fake_event {
     enum fake_moment moment;
-    uint32_t qp_num;                                    /* where: of whose queue pair */
-    /* of a request that is posted or carried out */
+    /* The queue pair of the request or receive. */
+    uint32_t qp_num;
+    /* The other fields are set only for POSTED and CARRIED. `rings`: it is the first request of its ibv_post_send. */
     enum ibv_wr_opcode opcode;
     uint64_t bytes;
     bool rings, inlined, signaled;
 };
+/* Records the events of all reliable connections from now on, in order, into room[most]. NULL ends the trace. */
 void fake_trace(struct fake_event *room, size_t most);
+/* Returns the number of events since the trace began, also of those beyond `most`. */
 size_t fake_traced(void);
 
 uint64_t fake_count(enum fake_counter counter);
+/* Returns the number of existing objects of that kind. */
 uint64_t fake_alive(enum fake_kind kind);
+/* Returns the bytes of all registrations that exist. */
 uint64_t fake_pinned_bytes(void);
-uint64_t fake_left(void);                               /* objects of all kinds; says on stderr which */
+/* Returns the number of existing objects of all kinds, and prints to stderr how many of each exist. */
+uint64_t fake_left(void);

@@ -1,10 +1,11 @@
 #!/bin/sh
-# What script/test-verbs runs in its guest; a test of verbs is a line at the end. Each prints nothing but its verdict unless
-# it fails. The status is 1 when one of them did.
+# The tests that script/test-verbs runs in its guest: each is a line at the end. A test prints only its result, and its
+# output if it fails. The exit status is 1 if a test failed.
 cd "$(dirname "$0")/../.." || exit
 failed=0 log=/run/check.log
 
-check() {               # what it shows, command...
+# Runs a test. Arguments: what the test shows, then its command.
+check() {
     name=$1 begin=$(date +%s)
     shift
     if "$@" >$log 2>&1; then verdict='  ok'; else verdict=FAIL failed=1; fi
@@ -14,7 +15,8 @@ check() {               # what it shows, command...
 
 listens() { ss -ltnH 'sport = :18515' | grep -q .; }
 
-pair() {                # tool, arguments: as a server on rxe1 and as a client on rxe0; both must end well
+# Runs a tool as a server on rxe1 and as a client on rxe0; both must succeed. Arguments: the tool and its arguments.
+pair() {
     tool=$1
     shift
     timeout 120 "$tool" -d rxe1 "$@" >/run/server.log 2>&1 &
@@ -30,12 +32,14 @@ pair() {                # tool, arguments: as a server on rxe1 and as a client o
 packets() { cat "/sys/class/net/r1/statistics/rx_packets"; }
 counter() { cat "/sys/class/infiniband/$1/ports/1/hw_counters/$2"; }
 
-crosses() {             # what 100 messages need is seen on the wire
+# 100 messages cause at least 100 packets on the wire.
+crosses() {
     before=$(packets)
     pair ibv_rc_pingpong -g 1 -n 100 && [ $(($(packets) - before)) -ge 100 ] || { echo "$before $(packets)"; return 1; }
 }
 
-breaks() {              # with a cable pulled one sends and the other receives nothing; with it back again they talk
+# With a pulled cable, packets are sent but not received. With the cable plugged in again, messages arrive.
+breaks() {
     ip -n wires link set w1 down
     sent=$(counter rxe0 sent_pkts) received=$(counter rxe1 rcvd_pkts) late=$(($(date +%s) + 100))
     ibv_rc_pingpong -d rxe1 -g 1 -n 10 &
@@ -55,27 +59,29 @@ breaks() {              # with a cable pulled one sends and the other receives n
     [ $status -eq 0 ] && pair ibv_rc_pingpong -g 1 -n 10
 }
 
-on_hosts() {            # each of two hosts sees its own device and no other, and they talk
+# Each of two hosts sees only its own device, and they exchange messages.
+on_hosts() {
     timeout 120 script/hosts 2 -- sh tests/verbs/guest/talk.sh
 }
 
-torch_ranks() {         # several checks in one program, as to load torch takes a minute here
+# Several tests in one program, because loading torch takes a minute here.
+torch_ranks() {
     python tests/verbs/torch_ranks.py >$log 2>&1 && { grep '^  ok ' $log; return; }
     failed=1
     grep -E '^(  ok|FAIL) ' $log || echo 'FAIL    tests/verbs/torch_ranks.py'
     sed 's/^/      /' $log
 }
 
-check 'two devices exchange messages, and what arrives is right (RC)' pair ibv_rc_pingpong -g 1 -n 200 -c
-check 'datagrams (UD)' pair ibv_ud_pingpong -g 1 -n 200 -c
-check 'sleeping until something completes' pair ibv_rc_pingpong -g 1 -n 200 -c -e
+check 'two devices exchange messages, which arrive unchanged (RC)' pair ibv_rc_pingpong -g 1 -n 200 -c
+check 'two devices exchange datagrams (UD)' pair ibv_ud_pingpong -g 1 -n 200 -c
+check 'messages with sleeping until a completion event' pair ibv_rc_pingpong -g 1 -n 200 -c -e
 check 'messages go over the wire' crosses
-check 'a pulled cable stops them' breaks
+check 'a pulled cable stops messages' breaks
 check 'latency of a message of 8 bytes' pair ib_send_lat -x 1 -F -n 50 -s 8
-check 'the same as a datagram' pair ib_send_lat -c UD -x 1 -F -n 50 -s 8
-check 'RDMA write, 64 KiB' pair ib_write_bw -x 1 -F -n 50 -s 65536
-check 'RDMA read, 64 KiB' pair ib_read_bw -x 1 -F -n 50 -s 65536
-check 'two hosts with a device each' on_hosts
-check 'the contract of a transport, and a process that dies' build/release/tests/unit_transports test_contract verbs
+check 'latency of a datagram of 8 bytes' pair ib_send_lat -c UD -x 1 -F -n 50 -s 8
+check 'RDMA writes of 64 KiB' pair ib_write_bw -x 1 -F -n 50 -s 65536
+check 'RDMA reads of 64 KiB' pair ib_read_bw -x 1 -F -n 50 -s 65536
+check 'two hosts with one device each exchange messages' on_hosts
+check 'the contract of a transport, and the death of a process' build/release/tests/unit_transports test_contract verbs
 torch_ranks
 exit $failed

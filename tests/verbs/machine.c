@@ -1,4 +1,4 @@
-/* The fake as a whole: its lock, its chances, its counters, and what tests order of it. */
+/* The state of the fake as a whole: its lock, random faults and counters, and the failures that tests order. */
 #include "tests/verbs/machine.h"
 #include "tests/support/random.h"
 #include <sched.h>
@@ -13,7 +13,7 @@ static struct {
 } calls[FAKE_CALLS];
 static pthread_mutex_t calls_lock = PTHREAD_MUTEX_INITIALIZER;
 
-/* The wire locks and unlocks all the time: it makes way for who waits. */
+/* Counts the waiting threads, for which the wire pauses: otherwise it would take the lock again at once. */
 void machine_lock(void)
 {
     atomic_fetch_add(&machine.waiting, 1);

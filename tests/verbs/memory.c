@@ -1,5 +1,6 @@
-/* Protection domains, registered memory, and how the wire finds bytes in it. A key is the place of a region in a table
-   and how often that place was used; lkey and rkey of a region differ, so that who confuses them is found out. */
+/* Protection domains, registered memory, and how the wire finds bytes in it. A key consists of the index of the region
+   in a table and of the number of uses of that entry. The lkey and the rkey of a region differ, so a program that
+   confuses them gets an error. */
 #include "tests/verbs/machine.h"
 #include <errno.h>
 #include <stdlib.h>
@@ -88,7 +89,7 @@ struct ibv_mr *ibv_reg_mr(struct ibv_pd *pd, void *at, size_t bytes, int access)
 {
     return ibv_reg_mr_iova2(pd, at, bytes, (uintptr_t)at, (unsigned)access);
 }
-/* The descriptor of anything that can be mapped stands for a buffer of a device. */
+/* Takes the descriptor of anything that can be mapped as memory of another device. */
 struct ibv_mr *ibv_reg_dmabuf_mr(struct ibv_pd *pd, uint64_t offset, size_t bytes, uint64_t iova, int descriptor,
     int access)
 {
@@ -119,7 +120,7 @@ int ibv_dereg_mr(struct ibv_mr *mr)
     return 0;
 }
 
-/* ---- what the wire asks ---- */
+/* ---- for the wire ---- */
 static struct region *region_find(uint32_t key)
 {
     uint32_t place = key >> 8;
@@ -145,7 +146,7 @@ bool remote_is_allowed(const struct ibv_pd *pd, const struct ibv_sge *s, unsigne
     return !s->length || (s->lkey & 1 && region_holds(region_find(s->lkey), pd, s, access));
 }
 
-/* The bytes of the place from `offset`, and at most how many of them lie together. */
+/* Returns the address of the byte at `offset` of the place, and lowers *bytes to those that lie together from there. */
 static unsigned char *piece_find(struct place p, uint64_t offset, uint64_t *bytes)
 {
     if (p.bytes) return p.bytes + offset;

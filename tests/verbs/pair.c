@@ -1,9 +1,10 @@
-/* Queue pairs and address handles: made, found, cleared and destroyed. states.c has what they go through. */
+/* Creates, finds, clears and destroys queue pairs; creates and destroys address handles. states.c has the states. */
 #include "tests/verbs/machine.h"
 #include <errno.h>
 #include <stdlib.h>
 
-/* A number is a place in the table and how often that was used, so that the number of one that is gone finds none. */
+/* The number of a queue pair consists of its index in the table and of the number of uses of that entry. So the number
+   of a destroyed queue pair finds none. */
 struct pair *pair_find(uint32_t qp_num)
 {
     struct pair *p = machine.pairs[qp_num % PAIRS_MOST];

@@ -1,5 +1,5 @@
-"""Draws how a message travels over verbs: what test_verbs_trace has seen on the device that is none, from top to bottom
-in the order in which it happened, with a line for each rank.
+"""Draws how a message travels over verbs: the events that test_verbs_trace has recorded on the fake provider, from top
+to bottom in the order in which they happened, with a vertical line for each rank.
 
     python tests/verbs/picture.py docs/img/verbs.png               needs build/release (script/test release), matplotlib
 """
@@ -15,7 +15,7 @@ Event = namedtuple("Event", "message rank moment what bytes flags")
 
 
 def read_trace():
-    """Events by the name of their message."""
+    """Runs the test, and returns its events: a dict of lists by the name of the message."""
     text = subprocess.run(TRACE, capture_output=True, text=True, check=True).stdout
     panels = {}
     for line in text.splitlines():
@@ -30,15 +30,15 @@ def amount(size):
     return f"{size >> 20} MiB" if size >> 20 else f"{size:,} bytes"
 
 
-def said(event):
+def event_text(event):
     if event.moment == "posted":
         flags = [flag for flag in event.flags if flag != "rings"]
         return ", ".join([f"{event.what} of {amount(event.bytes)}", *flags])
-    return {"polled": "completion", "heard": "completion of a receive"}[event.moment]
+    return {"polled": "completion", "consumed": "completion of a receive"}[event.moment]
 
 
 def draw(axes, events):
-    """An arrow goes where bytes go: with a write to the other, with a read from it."""
+    """Draws the events of one message. An arrow points where bytes go: a write to the other rank, a read from it."""
     row, written = 0, {}
     for event in events:
         other, row = 1 - event.rank, row + 1
@@ -48,7 +48,7 @@ def draw(axes, events):
         if event.moment == "carried":
             row -= 1
             continue
-        if event.moment == "heard":
+        if event.moment == "consumed":
             axes.annotate("", (event.rank, row), (other, written[other]),
                           arrowprops={"arrowstyle": "-|>", "color": WRITE})
         elif event.what == "write":
@@ -57,7 +57,7 @@ def draw(axes, events):
             axes.plot(event.rank, row, marker="s", markersize=7, color="black")
         elif event.moment != "posted":
             axes.plot(event.rank, row, marker="o", markersize=6, color="white", markeredgecolor="black", zorder=3)
-        axes.text(event.rank + (0.06 if event.rank else -0.06), row, said(event), va="center", fontsize=8,
+        axes.text(event.rank + (0.06 if event.rank else -0.06), row, event_text(event), va="center", fontsize=8,
                   ha="left" if event.rank else "right")
     axes.vlines([0, 1], 0, row + 1, color="grey", linewidth=1, zorder=0)
     axes.set(xlim=(-1.5, 2.5), ylim=(row + 1.5, -1))
@@ -78,8 +78,8 @@ def main():
     for place, events in enumerate(small):
         draw(figure.add_subplot(grid[place, 0]), events)
     draw(figure.add_subplot(grid[:, 1]), large)
-    figure.text(0.5, 0.02, "square: a call of ibv_post_send (doorbell), with what stands below it up to the next;  "
-                           "circle: a completion is polled", ha="center", fontsize=8)
+    figure.text(0.5, 0.02, "square: a call of ibv_post_send (doorbell), with the requests below it up to the next "
+                           "square;  circle: a completion is polled", ha="center", fontsize=8)
     figure.savefig(sys.argv[1], dpi=110, bbox_inches="tight")
 
 

@@ -1,5 +1,6 @@
-/* Requests of reliable connections: the checks that both ends make, in their order, and the bytes in portions, so that
-   what happens meanwhile (memory is deregistered, a port goes down) is noticed in the middle, as between packets. */
+/* Carries out requests of reliable connections: makes the checks of both ends in the order of a device, and moves the
+   bytes in portions. The checks are repeated before each portion. So a change in the middle of a message (memory is
+   deregistered, a port goes down) is noticed, as a device notices it between packets. */
 #include "tests/verbs/machine.h"
 #include <string.h>
 
@@ -12,6 +13,8 @@ static const struct ibv_gid_entry *gid_of(const struct pair *p)
     return device_gid(p->device, p->attr.ah_attr.grh.sgid_index);
 }
 static bool gids_equal(const union ibv_gid *a, const union ibv_gid *b) { return !memcmp(a, b, sizeof *a); }
+/* Returns the peer's queue pair if packets reach it and both ends agree on GIDs, numbers and packet sequence numbers;
+   otherwise NULL. */
 static struct pair *peer_reach(const struct pair *p)
 {
     struct pair *peer = pair_find(p->attr.dest_qp_num);
@@ -24,8 +27,9 @@ static struct pair *peer_reach(const struct pair *p)
         return NULL;
     return peer->attr.dest_qp_num == p->ibv.qp_num && peer->receive_psn == p->send_psn ? peer : NULL;
 }
-/* Nobody answers: again, until that was often enough. A timeout of 0 waits for ever. */
-static uint64_t silence_bear(struct pair *p, uint64_t now)
+/* Sends a request again later, because the peer does not answer. After retry_cnt retries the request fails; with a
+   timeout of 0 it never does. */
+static uint64_t request_retry_unanswered(struct pair *p, uint64_t now)
 {
     uint64_t wait_ns = p->attr.timeout ? 4096ull << p->attr.timeout : 1000000;
     if (machine.limits.retry_us) wait_ns = machine.limits.retry_us * 1000ull;
@@ -37,8 +41,9 @@ static uint64_t silence_bear(struct pair *p, uint64_t now)
     }
     return 1;
 }
-/* The peer has no receive: again after the time it asks for. 7 retries are as many as it takes. */
-static uint64_t refusal_bear(struct pair *p, const struct pair *peer, uint64_t now)
+/* Sends a request again after the time that the peer demands (min_rnr_timer), because the peer has no receive. After
+   rnr_retry retries the request fails; 7 means retries without limit. */
+static uint64_t request_retry_not_ready(struct pair *p, const struct pair *peer, uint64_t now)
 {
     static const uint16_t tens_of_us[32] = { 65535, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384,
         512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192, 12288, 16384, 24576, 32768, 49152 };
@@ -47,6 +52,7 @@ static uint64_t refusal_bear(struct pair *p, const struct pair *peer, uint64_t n
     else p->not_before = now + tens_of_us[peer->attr.min_rnr_timer] * 10000ull;
     return 1;
 }
+/* Fails the request with an error that the peer reports, and the peer's queue pair with an event. */
 static uint64_t request_refuse(struct pair *p, struct pair *peer, enum ibv_wc_status status)
 {
     pair_fail(peer);
@@ -82,7 +88,8 @@ static enum ibv_wc_status remote_check(const struct pair *p, const struct pair *
     if (w->opcode == IBV_WR_RDMA_READ && !peer->attr.max_dest_rd_atomic) return IBV_WC_REM_INV_REQ_ERR;
     return !access || remote_is_allowed(peer->ibv.pd, remote, access) ? IBV_WC_SUCCESS : IBV_WC_REM_ACCESS_ERR;
 }
-/* A receive that cannot take the message is over, and so are both ends. */
+/* Returns true if the peer's oldest receive can take the message. If not, the receive and the request fail, and with
+   them both queue pairs. */
 static bool receive_check(struct pair *p, struct pair *peer, const struct work *w)
 {
     const struct work *r = queue_head(&peer->receive);
@@ -142,12 +149,12 @@ uint64_t reliable_step(struct pair *p, struct work *w, uint64_t now)
     enum ibv_wc_status status = local_check(p, w);
     if (status != IBV_WC_SUCCESS) { send_complete(p, status); return 1; }
     struct pair *peer = peer_reach(p);
-    if (!peer) return silence_bear(p, now);
+    if (!peer) return request_retry_unanswered(p, now);
     struct ibv_sge remote = { w->remote_address, (uint32_t)w->length, w->rkey };
     status = remote_check(p, peer, w, &remote);
     if (status != IBV_WC_SUCCESS) return request_refuse(p, peer, status);
     if (takes_receive(w)) {
-        if (!receive_head(peer)) return refusal_bear(p, peer, now);
+        if (!receive_head(peer)) return request_retry_not_ready(p, peer, now);
         if (!receive_check(p, peer, w)) return 1;
     }
     uint64_t bytes = portion_move(p, peer, w, &remote);

@@ -1,4 +1,4 @@
-/* Posting: what a driver refuses at once, and the copy of a request that the wire will find. */
+/* Posts work requests: refuses what a driver refuses at once, and copies each other request for the wire. */
 #include "tests/verbs/machine.h"
 #include <errno.h>
 #include <string.h>
@@ -22,7 +22,7 @@ static void sges_take(struct work *w, const struct ibv_sge *sges, int count)
         w->length += sges[i].length;
     }
 }
-/* The bytes are the program's again when the call returns, so they are read here, whatever their key. */
+/* Copies inline bytes now, because the program may reuse them when the call returns. Their keys are ignored. */
 static void sges_take_inline(struct work *w, unsigned char *room, const struct ibv_sge *sges, int count)
 {
     w->inlined = room;
@@ -91,7 +91,7 @@ static int send_post(struct pair *p, const struct ibv_send_wr *wr, bool rings)
     queue_publish(&p->send);
     return 0;
 }
-/* What stands before a request that is refused is posted. */
+/* Posts the list up to the first request that is refused. */
 int pair_post_send(struct ibv_qp *qp, struct ibv_send_wr *wr, struct ibv_send_wr **bad)
 {
     struct pair *p = (struct pair *)qp;

@@ -1,5 +1,6 @@
-/* Shared receive queues. A message that needs a receive takes the oldest one into the receive queue of its pair, where
-   it is used as any other; so a receive that nobody has taken is not flushed when a pair fails. */
+/* Shared receive queues. A message that needs a receive moves the oldest one into the receive queue of its queue pair,
+   which then uses it as its own. So receives that are still in the shared queue are not flushed when a queue pair
+   fails. */
 #include "tests/verbs/machine.h"
 #include <errno.h>
 #include <stdlib.h>

@@ -1,4 +1,4 @@
-/* ibv_modify_qp: which state follows which, what must be said with it and what may be, and which values are refused. */
+/* ibv_modify_qp: the legal transitions, the attributes that each needs and allows, and the values that are refused. */
 #include "tests/verbs/machine.h"
 #include <errno.h>
 

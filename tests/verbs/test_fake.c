@@ -1,5 +1,5 @@
-/* What the fake does when nothing goes wrong: messages of each kind, their order, inline bytes, selective signals, room
-   in queues, channels, datagrams, devices, and what is counted. */
+/* Tests of the fake without failures: messages of each kind, their order, inline bytes, unsignalled requests, room in
+   queues, channels, datagrams, devices, and counters. */
 #include "tests/support/unit.h"
 #include "tests/verbs/ends.h"
 #include <dlfcn.h>
@@ -10,6 +10,7 @@
 #include <sys/mman.h>
 
 static int reset(void **state) { (void)state; fake_reset(); return 0; }
+/* Fills memory of the end with bytes that depend on `seed`. */
 static void fill(struct end *e, size_t offset, size_t bytes, unsigned seed)
 {
     for (size_t i = 0; i < bytes; i++) e->memory[offset + i] = (unsigned char)((i + seed) * 7);
@@ -138,7 +139,8 @@ static void test_a_read_fetches(void **state)
     (void)state;
     struct end e[2];
     ends_init(e, IBV_QPT_RC);
-    fill(&e[1], 0, END_BYTES, 4);                       /* several portions of the wire */
+    /* The wire moves so many bytes in several portions. */
+    fill(&e[1], 0, END_BYTES, 4);
     struct ibv_sge sge = sge_of(&e[0], 0, END_BYTES);
     struct ibv_send_wr wr = request(14, IBV_WR_RDMA_READ, &sge, &e[1], 0);
     assert_int_equal(post(e[0].qp, &wr), 0);
@@ -185,8 +187,9 @@ static void test_order_within_a_pair(void **state)
     }
     ends_finish(e);
 }
-/* How often completions of two pairs came in another order than the requests were done in. */
-static int disorder(uint32_t late)
+/* Carries out 20 times a request of one queue pair and then one of another, while completions are late with this
+   probability. Returns how often the completions came in the other order. */
+static int count_reversed_completions(uint32_t late)
 {
     struct end e[2];
     ends_init(e, IBV_QPT_RC);
@@ -194,7 +197,7 @@ static int disorder(uint32_t late)
         { e[1].qp, end_pair(&e[1], IBV_QPT_RC, 8) } };
     pairs_connect(pairs[0][1], 0, pairs[1][1], 1);
     fake_set_faults(&(struct fake_faults){ .seed = 2, .late = late, .late_most_us = 20000 });
-    int turned = 0;
+    int reversed = 0;
     for (int turn = 0; turn < 20; turn++) {
         for (uint64_t id = 0; id < 2; id++) {
             struct ibv_sge sge = sge_of(&e[0], 0, 8);
@@ -203,18 +206,18 @@ static int disorder(uint32_t late)
             assert_int_equal(post(pairs[0][id], &wr), 0);
             while (fake_count(FAKE_BYTES_WRITTEN) == before) usleep(10);
         }
-        turned += completion(e[0].cq).wr_id == 1;
+        reversed += completion(e[0].cq).wr_id == 1;
         completion(e[0].cq);
     }
     for (int i = 0; i < 2; i++) ibv_destroy_qp(pairs[i][1]);
     ends_finish(e);
-    return turned;
+    return reversed;
 }
-static void test_completions_of_two_pairs_change_places(void **state)
+static void test_late_completions_of_two_pairs_change_places(void **state)
 {
     (void)state;
-    assert_int_equal(disorder(0), 0);
-    assert_in_range(disorder(500000), 1, 19);
+    assert_int_equal(count_reversed_completions(0), 0);
+    assert_in_range(count_reversed_completions(500000), 1, 19);
 }
 
 /* ---- posting ---- */
@@ -225,7 +228,8 @@ static void test_inline_bytes_are_copied_at_once(void **state)
     ends_init(e, IBV_QPT_RC);
     unsigned char mine[64];
     memset(mine, 9, sizeof mine);
-    struct ibv_sge sge = { (uintptr_t)mine, sizeof mine, 0 };          /* no key */
+    /* Inline bytes need no key. */
+    struct ibv_sge sge = { (uintptr_t)mine, sizeof mine, 0 };
     struct ibv_send_wr wr = request(1, IBV_WR_RDMA_WRITE, &sge, &e[1], 0);
     wr.send_flags |= IBV_SEND_INLINE;
     fake_set_faults(&(struct fake_faults){ .delay = 1000000, .delay_most_us = 3000 });
@@ -235,6 +239,7 @@ static void test_inline_bytes_are_copied_at_once(void **state)
     assert_int_equal(e[1].memory[0], 9);
     assert_int_equal(e[1].memory[63], 9);
     assert_int_equal(fake_count(FAKE_INLINED), 1);
+    /* A queue pair of end_pair takes at most 64 inline bytes. */
     unsigned char more[65] = { 0 };
     sge = (struct ibv_sge){ (uintptr_t)more, sizeof more, 0 };
     assert_int_equal(post(e[0].qp, &wr), EINVAL);
@@ -257,14 +262,15 @@ static void test_a_list_is_one_doorbell(void **state)
     assert_int_equal(fake_count(FAKE_READS), 1);
     for (uint64_t i = 0; i < 3; i++) assert_int_equal(completion(e[0].cq).wr_id, i);
     assert_int_equal(fake_count(FAKE_COMPLETIONS), 3);
-    wrs[1].num_sge = 5;                                 /* more than the pair has: what stands before it is posted */
+    /* The pair allows 4 pieces: this request is refused, and the one before it is posted. */
+    wrs[1].num_sge = 5;
     assert_int_equal(ibv_post_send(e[0].qp, wrs, &bad), EINVAL);
     assert_ptr_equal(bad, &wrs[1]);
     assert_int_equal(completion(e[0].cq).wr_id, 0);
     no_completion(e[0].cq);
     ends_finish(e);
 }
-static void test_unsignaled_requests_hold_their_room(void **state)
+static void test_unsignaled_requests_hold_their_room_until_a_poll(void **state)
 {
     (void)state;
     struct end e[2];
@@ -272,7 +278,8 @@ static void test_unsignaled_requests_hold_their_room(void **state)
     struct ibv_send_wr wr = request(1, IBV_WR_RDMA_WRITE, NULL, &e[1], 0), *bad = NULL;
     wr.send_flags = 0;
     for (int i = 0; i < END_WORKS - 1; i++) assert_int_equal(post(e[0].qp, &wr), 0);
-    no_completion(e[0].cq);                             /* all are over, and nobody knows */
+    /* All are carried out, but no completion shows it. */
+    no_completion(e[0].cq);
     wr.send_flags = IBV_SEND_SIGNALED;
     wr.wr_id = 2;
     assert_int_equal(post(e[0].qp, &wr), 0);
@@ -284,7 +291,7 @@ static void test_unsignaled_requests_hold_their_room(void **state)
     for (int i = 0; i < END_WORKS; i++) completion(e[0].cq);
     ends_finish(e);
 }
-static void test_a_receive_queue_is_full(void **state)
+static void test_a_full_receive_queue_refuses_receives(void **state)
 {
     (void)state;
     struct end e[2];
@@ -299,7 +306,7 @@ static void test_a_receive_queue_is_full(void **state)
     assert_int_equal(fake_count(FAKE_RECEIVES), END_WORKS + 1);
     ends_finish(e);
 }
-static void test_a_call_fails_when_it_is_told_to(void **state)
+static void test_calls_fail_as_ordered(void **state)
 {
     (void)state;
     struct end e[2];
@@ -330,7 +337,7 @@ static void *acknowledge(void *cq)
     ibv_ack_cq_events(cq, 1);
     return NULL;
 }
-static void test_an_armed_queue_tells_once(void **state)
+static void test_an_armed_queue_sends_one_event(void **state)
 {
     (void)state;
     struct end e[2];
@@ -338,7 +345,8 @@ static void test_an_armed_queue_tells_once(void **state)
     struct ibv_send_wr wr = request(1, IBV_WR_RDMA_WRITE, NULL, &e[1], 0);
     assert_int_equal(post(e[0].qp, &wr), 0);
     completion(e[0].cq);
-    assert_false(readable(e[0].channel->fd, 20));       /* was not armed */
+    /* The queue was not armed. */
+    assert_false(readable(e[0].channel->fd, 20));
     assert_int_equal(ibv_req_notify_cq(e[0].cq, 0), 0);
     for (int i = 0; i < 2; i++) assert_int_equal(post(e[0].qp, &wr), 0);
     assert_true(readable(e[0].channel->fd, 20000));
@@ -352,12 +360,13 @@ static void test_an_armed_queue_tells_once(void **state)
     fcntl(e[0].channel->fd, F_SETFL, O_NONBLOCK);
     assert_int_equal(ibv_get_cq_event(e[0].channel, &cq, &context), -1);
     assert_int_equal(errno, EAGAIN);
-    pthread_t thread;                                   /* ibv_destroy_cq has to wait for it */
+    /* ibv_destroy_cq has to wait until this thread has acknowledged the event. */
+    pthread_t thread;
     assert_int_equal(pthread_create(&thread, NULL, acknowledge, e[0].cq), 0);
     ends_finish(e);
     pthread_join(thread, NULL);
 }
-static void test_an_event_for_solicited_ones_only(void **state)
+static void test_only_solicited_completions_send_an_event(void **state)
 {
     (void)state;
     struct end e[2];
@@ -372,7 +381,8 @@ static void test_an_event_for_solicited_ones_only(void **state)
     assert_int_equal(post(e[0].qp, &wr), 0);
     assert_true(readable(e[1].channel->fd, 20000));
     for (int i = 0; i < 2; i++) completion(e[0].cq);
-    ends_finish(e);                                     /* an event that nobody got goes with its queue */
+    /* An event that was never taken is destroyed with its queue. */
+    ends_finish(e);
 }
 
 /* ---- datagrams ---- */
@@ -384,7 +394,7 @@ static struct ibv_send_wr datagram(struct ibv_sge *sge, struct ibv_ah *ah, uint3
     wr.wr.ud.remote_qkey = 0x1234;
     return wr;
 }
-static void test_a_datagram_comes_behind_a_header(void **state)
+static void test_a_datagram_arrives_behind_a_route_header(void **state)
 {
     (void)state;
     struct end e[2];
@@ -407,8 +417,10 @@ static void test_a_datagram_comes_behind_a_header(void **state)
     ibv_destroy_ah(ah);
     ends_finish(e);
 }
-/* Sends so many datagrams of one kind; how many came. */
-static uint64_t arrived(const struct fake_faults *faults, uint32_t receives, uint32_t qkey, uint32_t other_pair)
+/* Sends 20 datagrams with this Q_Key, to the queue pair whose number is `other_pair` above the receiver's, which has
+   posted `receives` receives. Returns how many arrived. */
+static uint64_t count_arrived_datagrams(const struct fake_faults *faults, uint32_t receives, uint32_t qkey,
+    uint32_t other_pair)
 {
     struct end e[2];
     ends_init(e, IBV_QPT_UD);
@@ -422,7 +434,8 @@ static uint64_t arrived(const struct fake_faults *faults, uint32_t receives, uin
     for (uint64_t i = 0; i < receives; i++) assert_int_equal(post_receive(e[1].qp, i, &into), 0);
     for (int i = 0; i < 20; i++) {
         assert_int_equal(post(e[0].qp, &wr), 0);
-        assert_int_equal(completion(e[0].cq).status, IBV_WC_SUCCESS);  /* who sends does not learn of it */
+        /* A sender does not notice that a datagram is lost. */
+        assert_int_equal(completion(e[0].cq).status, IBV_WC_SUCCESS);
     }
     while (fake_count(FAKE_DATAGRAMS) + fake_count(FAKE_DATAGRAMS_LOST) < all + fake_count(FAKE_DATAGRAMS_DOUBLED))
         usleep(100);
@@ -434,17 +447,18 @@ static void test_datagrams_are_lost_and_doubled(void **state)
 {
     (void)state;
     struct fake_faults none = { 0 }, some = { .seed = 5, .drop = 500000 }, twice = { .duplicate = 1000000 };
-    assert_int_equal(arrived(&none, 40, 0x1234, 0), 20);
-    assert_int_equal(arrived(&none, 5, 0x1234, 0), 5);                 /* no receive */
-    assert_int_equal(arrived(&none, 40, 0x1235, 0), 0);                /* another key */
-    assert_int_equal(arrived(&none, 40, 0x1234, 1), 0);                /* nobody */
-    assert_in_range(arrived(&some, 40, 0x1234, 0), 1, 19);
-    assert_int_equal(arrived(&twice, 40, 0x1234, 0), 40);
+    assert_int_equal(count_arrived_datagrams(&none, 40, 0x1234, 0), 20);
+    /* Datagrams are lost without a receive, with a wrong Q_Key, and without a queue pair of that number. */
+    assert_int_equal(count_arrived_datagrams(&none, 5, 0x1234, 0), 5);
+    assert_int_equal(count_arrived_datagrams(&none, 40, 0x1235, 0), 0);
+    assert_int_equal(count_arrived_datagrams(&none, 40, 0x1234, 1), 0);
+    assert_in_range(count_arrived_datagrams(&some, 40, 0x1234, 0), 1, 19);
+    assert_int_equal(count_arrived_datagrams(&twice, 40, 0x1234, 0), 40);
     assert_int_equal(fake_count(FAKE_DATAGRAMS_DOUBLED), 20);
 }
 
 /* ---- memory of a device ---- */
-static void test_a_descriptor_is_registered(void **state)
+static void test_a_peer_writes_into_a_registered_dmabuf(void **state)
 {
     (void)state;
     struct end e[2];
@@ -468,8 +482,8 @@ static void test_a_descriptor_is_registered(void **state)
     ends_finish(e);
 }
 
-/* ---- what is alive ---- */
-static void test_what_is_in_use_stays(void **state)
+/* ---- the lives of objects ---- */
+static void test_objects_in_use_cannot_be_destroyed(void **state)
 {
     (void)state;
     struct end e[2];
@@ -484,8 +498,8 @@ static void test_what_is_in_use_stays(void **state)
     assert_int_equal(ibv_destroy_comp_channel(e[0].channel), EBUSY);
     ends_finish(e);
 }
-/* Completions that were not polled go with their pair, or stay, as the driver is. */
-static void test_completions_of_a_pair_that_is_destroyed(void **state)
+/* Completions of a destroyed queue pair that were not polled vanish, or stay with limits.stale. */
+static void test_completions_of_a_destroyed_pair(void **state)
 {
     (void)state;
     for (int stale = 0; stale < 2; stale++) {
@@ -518,19 +532,19 @@ int test_fake(void)
         cmocka_unit_test_setup(test_a_read_fetches, reset),
         cmocka_unit_test_setup(test_a_pair_may_be_connected_with_itself, reset),
         cmocka_unit_test_setup(test_order_within_a_pair, reset),
-        cmocka_unit_test_setup(test_completions_of_two_pairs_change_places, reset),
+        cmocka_unit_test_setup(test_late_completions_of_two_pairs_change_places, reset),
         cmocka_unit_test_setup(test_inline_bytes_are_copied_at_once, reset),
         cmocka_unit_test_setup(test_a_list_is_one_doorbell, reset),
-        cmocka_unit_test_setup(test_unsignaled_requests_hold_their_room, reset),
-        cmocka_unit_test_setup(test_a_receive_queue_is_full, reset),
-        cmocka_unit_test_setup(test_a_call_fails_when_it_is_told_to, reset),
-        cmocka_unit_test_setup(test_an_armed_queue_tells_once, reset),
-        cmocka_unit_test_setup(test_an_event_for_solicited_ones_only, reset),
-        cmocka_unit_test_setup(test_a_datagram_comes_behind_a_header, reset),
+        cmocka_unit_test_setup(test_unsignaled_requests_hold_their_room_until_a_poll, reset),
+        cmocka_unit_test_setup(test_a_full_receive_queue_refuses_receives, reset),
+        cmocka_unit_test_setup(test_calls_fail_as_ordered, reset),
+        cmocka_unit_test_setup(test_an_armed_queue_sends_one_event, reset),
+        cmocka_unit_test_setup(test_only_solicited_completions_send_an_event, reset),
+        cmocka_unit_test_setup(test_a_datagram_arrives_behind_a_route_header, reset),
         cmocka_unit_test_setup(test_datagrams_are_lost_and_doubled, reset),
-        cmocka_unit_test_setup(test_a_descriptor_is_registered, reset),
-        cmocka_unit_test_setup(test_what_is_in_use_stays, reset),
-        cmocka_unit_test_setup(test_completions_of_a_pair_that_is_destroyed, reset),
+        cmocka_unit_test_setup(test_a_peer_writes_into_a_registered_dmabuf, reset),
+        cmocka_unit_test_setup(test_objects_in_use_cannot_be_destroyed, reset),
+        cmocka_unit_test_setup(test_completions_of_a_destroyed_pair, reset),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,5 +1,5 @@
-/* What the fake does when something is wrong: every refusal at once, every error of a completion with what it does to
-   both ends, flushing, events of ports and devices, and that nothing moves which should not. */
+/* Tests of the fake's failures: calls that are refused at once, every error of a completion and its effects on both
+   ends, flushing, events of ports and devices, and memory that must stay unchanged. */
 #include "tests/support/unit.h"
 #include "tests/verbs/ends.h"
 #include <errno.h>
@@ -18,7 +18,8 @@ static void test_states_follow_each_other_in_order(void **state)
     assert_int_equal(post(e.qp, &wr), EINVAL);
     assert_int_equal(post_receive(e.qp, 1, NULL), EINVAL);
     struct ibv_qp_attr init = { .qp_state = IBV_QPS_INIT, .port_num = 1 };
-    assert_int_equal(ibv_modify_qp(e.qp, &init, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT), EINVAL); /* no flags */
+    /* The access flags are missing. */
+    assert_int_equal(ibv_modify_qp(e.qp, &init, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT), EINVAL);
     pair_init(e.qp, END_ACCESS);
     assert_int_equal(post(e.qp, &wr), EINVAL);
     assert_int_equal(post_receive(e.qp, 1, NULL), 0);
@@ -30,23 +31,25 @@ static void test_states_follow_each_other_in_order(void **state)
     assert_int_equal(pair_receive(e.qp, a), EINVAL);
     assert_int_equal(pair_state(e.qp, IBV_QPS_RESET), 0);
     assert_int_equal(post(e.qp, &wr), EINVAL);
-    no_completion(e.cq);                                /* what was posted is forgotten */
+    /* RESET forgets the posted receive without a completion. */
+    no_completion(e.cq);
     end_finish(&e);
 }
-static void test_values_that_are_refused(void **state)
+/* The wrong values: an MTU above the port's 1024, an empty GID, a path without a GID, and numbers out of range. */
+static void test_wrong_attributes_are_refused(void **state)
 {
     (void)state;
     struct end e;
     end_init(&e, 0, IBV_QPT_RC, END_WORKS);
     struct ibv_qp_attr good = path_to(1, 1), a = good;
     pair_init(e.qp, END_ACCESS);
-    a.path_mtu = IBV_MTU_2048;                          /* the port has 1024 */
+    a.path_mtu = IBV_MTU_2048;
     assert_int_equal(pair_receive(e.qp, a), EINVAL);
     a = good;
-    a.ah_attr.grh.sgid_index = 9;                       /* empty */
+    a.ah_attr.grh.sgid_index = 9;
     assert_int_equal(pair_receive(e.qp, a), EINVAL);
     a = good;
-    a.ah_attr.is_global = 0;                            /* Ethernet has nothing else */
+    a.ah_attr.is_global = 0;
     assert_int_equal(pair_receive(e.qp, a), EINVAL);
     assert_null(ibv_create_ah(e.pd, &a.ah_attr));
     a = good;
@@ -65,7 +68,7 @@ static void test_values_that_are_refused(void **state)
     assert_int_equal(pair_send(e.qp, good), 0);
     end_finish(&e);
 }
-static void test_creation_that_is_refused(void **state)
+static void test_objects_that_cannot_be_created(void **state)
 {
     (void)state;
     struct end e[2];
@@ -77,7 +80,7 @@ static void test_creation_that_is_refused(void **state)
     a.cap.max_send_wr = 16385;
     assert_null(ibv_create_qp(e[0].pd, &a));
     a = good;
-    a.recv_cq = e[1].cq;                                /* of another context */
+    a.recv_cq = e[1].cq;                                /* owned by another context */
     assert_null(ibv_create_qp(e[0].pd, &a));
     assert_int_equal(errno, EINVAL);
     struct fake_limits l = fake_limits();
@@ -87,7 +90,8 @@ static void test_creation_that_is_refused(void **state)
     assert_null(ibv_create_cq(e[0].context, 11, NULL, NULL, 0));
     assert_null(ibv_reg_mr(e[0].pd, e[0].memory, 101, 0));
     assert_int_equal(errno, ENOMEM);
-    assert_null(ibv_reg_mr(e[0].pd, e[0].memory, 10, IBV_ACCESS_REMOTE_WRITE));        /* and not local */
+    /* Remote writes need the access for local writes, too. */
+    assert_null(ibv_reg_mr(e[0].pd, e[0].memory, 10, IBV_ACCESS_REMOTE_WRITE));
     assert_int_equal(errno, EINVAL);
     assert_null(ibv_reg_mr(e[0].pd, (void *)4096, 10, IBV_ACCESS_LOCAL_WRITE));
     assert_int_equal(errno, EFAULT);
@@ -95,12 +99,13 @@ static void test_creation_that_is_refused(void **state)
 }
 
 /* ---- errors of one request ---- */
-/* Posts it between two others; the first is done, it fails so, the last is flushed, and what is posted later, too. */
-static void fails(struct end e[2], struct ibv_send_wr *wr, enum ibv_wc_status status)
+/* Posts a receive, and the request between two others. Expects that the first succeeds, `wr` fails with this status,
+   and the receive, the last and a later request are flushed, although all but the first are unsignalled. */
+static void expect_failure(struct end e[2], struct ibv_send_wr *wr, enum ibv_wc_status status)
 {
     struct ibv_send_wr before = request(100, IBV_WR_RDMA_WRITE, NULL, &e[1], 0), after = before;
     after.wr_id = 102;
-    after.send_flags = 0;                               /* told all the same */
+    after.send_flags = 0;
     wr->wr_id = 101;
     wr->send_flags &= ~(unsigned)IBV_SEND_SIGNALED;
     assert_int_equal(post_receive(e[0].qp, 55, NULL), 0);
@@ -126,7 +131,9 @@ static void fails(struct end e[2], struct ibv_send_wr *wr, enum ibv_wc_status st
     assert_int_equal(completion(e[0].cq).status, IBV_WC_WR_FLUSH_ERR);
     assert_int_equal(fake_pair_state(e[0].qp->qp_num), IBV_QPS_ERR);
 }
-static void test_remote_access(void **state)
+/* The faults: one byte beyond the region; an lkey; a region of another domain; a deregistered region; a region without
+   remote access, which is written and read; the key 0. */
+static void test_remote_access_errors_fail_both_ends(void **state)
 {
     (void)state;
     for (int fault = 0; fault < 7; fault++) {
@@ -144,8 +151,8 @@ static void test_remote_access(void **state)
         if (fault == 0) wr.wr.rdma.remote_addr += END_BYTES - 63;
         memset(e[0].memory, 1, 64);
         assert_int_equal(post_receive(e[1].qp, 9, NULL), 0);
-        fails(e, &wr, IBV_WC_REM_ACCESS_ERR);
-        assert_int_equal(completion(e[1].cq).status, IBV_WC_WR_FLUSH_ERR);     /* the peer's end fails, too */
+        expect_failure(e, &wr, IBV_WC_REM_ACCESS_ERR);
+        assert_int_equal(completion(e[1].cq).status, IBV_WC_WR_FLUSH_ERR);
         assert_int_equal(fake_pair_state(e[1].qp->qp_num), IBV_QPS_ERR);
         assert_int_equal(async_event(&e[1]), IBV_EVENT_QP_ACCESS_ERR);
         for (int i = 0; i < END_BYTES; i++) assert_int_equal(e[1].memory[i], 0);
@@ -156,7 +163,8 @@ static void test_remote_access(void **state)
         ends_finish(e);
     }
 }
-static void test_local_protection(void **state)
+/* The faults: beyond the region; an rkey; the key 0; a read into a region that is read-only. */
+static void test_local_protection_errors_fail_the_sender_alone(void **state)
 {
     (void)state;
     for (int fault = 0; fault < 4; fault++) {
@@ -167,13 +175,14 @@ static void test_local_protection(void **state)
         uint32_t keys[] = { e[0].mr->lkey, e[0].mr->rkey, 0, read_only->lkey };
         sge.lkey = keys[fault];
         struct ibv_send_wr wr = request(1, fault == 3 ? IBV_WR_RDMA_READ : IBV_WR_RDMA_WRITE, &sge, &e[1], 0);
-        fails(e, &wr, IBV_WC_LOC_PROT_ERR);
-        assert_int_equal(fake_pair_state(e[1].qp->qp_num), IBV_QPS_RTS);       /* the peer knows nothing */
+        expect_failure(e, &wr, IBV_WC_LOC_PROT_ERR);
+        assert_int_equal(fake_pair_state(e[1].qp->qp_num), IBV_QPS_RTS);
         ibv_dereg_mr(read_only);
         ends_finish(e);
     }
 }
-static void test_a_receive_that_cannot_take_it(void **state)
+/* The faults: the receive is one byte too short; its memory is not registered. */
+static void test_an_unsuitable_receive_fails_both_ends(void **state)
 {
     (void)state;
     for (int fault = 0; fault < 2; fault++) {
@@ -184,7 +193,7 @@ static void test_a_receive_that_cannot_take_it(void **state)
         struct ibv_send_wr wr = request(1, IBV_WR_SEND, &sge, &e[1], 0);
         assert_int_equal(post_receive(e[1].qp, 8, &into), 0);
         assert_int_equal(post_receive(e[1].qp, 9, &into), 0);
-        fails(e, &wr, fault ? IBV_WC_REM_OP_ERR : IBV_WC_REM_INV_REQ_ERR);
+        expect_failure(e, &wr, fault ? IBV_WC_REM_OP_ERR : IBV_WC_REM_INV_REQ_ERR);
         struct ibv_wc wc = completion(e[1].cq);
         assert_int_equal(wc.wr_id, 8);
         assert_int_equal(wc.status, fault ? IBV_WC_LOC_PROT_ERR : IBV_WC_LOC_LEN_ERR);
@@ -192,7 +201,8 @@ static void test_a_receive_that_cannot_take_it(void **state)
         ends_finish(e);
     }
 }
-static void test_a_read_that_is_not_permitted(void **state)
+/* The faults: the peer's queue pair permits no reads; it answers none at a time; this end may have none open. */
+static void test_reads_that_are_not_permitted_fail(void **state)
 {
     (void)state;
     for (int fault = 0; fault < 3; fault++) {
@@ -208,12 +218,12 @@ static void test_a_read_that_is_not_permitted(void **state)
         }
         struct ibv_sge sge = sge_of(&e[0], 0, 8);
         struct ibv_send_wr wr = request(1, IBV_WR_RDMA_READ, &sge, &e[1], 0);
-        fails(e, &wr, fault == 2 ? IBV_WC_LOC_QP_OP_ERR : IBV_WC_REM_INV_REQ_ERR);
+        expect_failure(e, &wr, fault == 2 ? IBV_WC_LOC_QP_OP_ERR : IBV_WC_REM_INV_REQ_ERR);
         if (fault < 2) assert_int_equal(async_event(&e[1]), IBV_EVENT_QP_REQ_ERR);
         ends_finish(e);
     }
 }
-static void test_a_message_that_is_too_long(void **state)
+static void test_a_message_that_is_too_long_fails(void **state)
 {
     (void)state;
     struct end e[2];
@@ -223,30 +233,31 @@ static void test_a_message_that_is_too_long(void **state)
     fake_set_limits(&l);
     struct ibv_sge sge = sge_of(&e[0], 0, 4097);
     struct ibv_send_wr wr = request(1, IBV_WR_RDMA_WRITE, &sge, &e[1], 0);
-    fails(e, &wr, IBV_WC_LOC_LEN_ERR);
+    expect_failure(e, &wr, IBV_WC_LOC_LEN_ERR);
     ends_finish(e);
 }
 
 /* ---- a receiver that is not ready ---- */
-static void test_a_receiver_that_never_is_ready(void **state)
+static void test_a_missing_receive_fails_after_the_retries(void **state)
 {
     (void)state;
     struct end e[2];
     ends_init(e, IBV_QPT_RC);
     struct ibv_send_wr wr = request(1, IBV_WR_RDMA_WRITE_WITH_IMM, NULL, &e[1], 0);
-    fails(e, &wr, IBV_WC_RNR_RETRY_EXC_ERR);
-    assert_int_equal(fake_count(FAKE_NOT_READY), 4);    /* and 3 retries */
+    expect_failure(e, &wr, IBV_WC_RNR_RETRY_EXC_ERR);
+    /* One attempt and 3 retries. */
+    assert_int_equal(fake_count(FAKE_NOT_READY), 4);
     assert_int_equal(fake_pair_state(e[1].qp->qp_num), IBV_QPS_RTS);
     ends_finish(e);
 }
-static void test_a_receiver_that_is_ready_later(void **state)
+static void test_a_message_waits_for_a_late_receive(void **state)
 {
     (void)state;
     struct end e[2];
     for (int i = 0; i < 2; i++) end_init(&e[i], i, IBV_QPT_RC, END_WORKS);
     struct ibv_qp_attr to[2] = { path_to(1, e[1].qp->qp_num), path_to(0, e[0].qp->qp_num) };
     for (int i = 0; i < 2; i++) {
-        to[i].rnr_retry = 7;                            /* as often as it takes */
+        to[i].rnr_retry = 7;                            /* without limit */
         pair_init(e[i].qp, END_ACCESS);
         assert_int_equal(pair_receive(e[i].qp, to[i]), 0);
         assert_int_equal(pair_send(e[i].qp, to[i]), 0);
@@ -261,7 +272,8 @@ static void test_a_receiver_that_is_ready_later(void **state)
 }
 
 /* ---- a peer that does not answer ---- */
-static void silent(struct end e[2])
+/* Expects that a request fails after 3 retries because the peer does not answer, and destroys both ends. */
+static void expect_no_answer(struct end e[2])
 {
     struct ibv_send_wr wr = request(1, IBV_WR_RDMA_WRITE, NULL, &e[1], 0);
     uint64_t before = fake_count(FAKE_RETRIES);
@@ -270,22 +282,23 @@ static void silent(struct end e[2])
     assert_int_equal(fake_count(FAKE_RETRIES) - before, 3);
     ends_finish(e);
 }
-static void test_a_peer_that_is_gone(void **state)
+static void test_a_peer_that_is_gone_does_not_answer(void **state)
 {
     (void)state;
     struct end e[2];
     ends_init(e, IBV_QPT_RC);
     ibv_destroy_qp(e[1].qp);
-    e[1].qp = end_pair(&e[1], IBV_QPT_RC, END_WORKS);   /* in its place, not under its number */
-    silent(e);
+    /* The new queue pair takes the destroyed one's entry in the table, but has another number. */
+    e[1].qp = end_pair(&e[1], IBV_QPT_RC, END_WORKS);
+    expect_no_answer(e);
     ends_init(e, IBV_QPT_RC);
     assert_int_equal(pair_state(e[1].qp, IBV_QPS_ERR), 0);
-    silent(e);
+    expect_no_answer(e);
     ends_init(e, IBV_QPT_RC);
     fake_unplug_pair(e[1].qp->qp_num, true);
-    silent(e);
+    expect_no_answer(e);
 }
-static void test_a_peer_that_was_unplugged_for_a_while(void **state)
+static void test_a_retry_reaches_a_peer_that_was_unplugged(void **state)
 {
     (void)state;
     struct fake_limits l = fake_limits();
@@ -301,8 +314,8 @@ static void test_a_peer_that_was_unplugged_for_a_while(void **state)
     assert_int_equal(completion(e[0].cq).status, IBV_WC_SUCCESS);
     ends_finish(e);
 }
-/* Each end has what the other must agree with; one field of one end is wrong. */
-static void test_ends_that_do_not_agree(void **state)
+/* In each round one attribute of one end does not match the other end; in one the ends use RoCE v1 and v2. */
+static void test_ends_that_do_not_match_get_no_answer(void **state)
 {
     (void)state;
     for (int fault = 0; fault < 5; fault++) {
@@ -312,17 +325,17 @@ static void test_ends_that_do_not_agree(void **state)
         if (fault == 0) to[1].rq_psn++;
         if (fault == 1) to[1].dest_qp_num++;
         if (fault == 2) to[1].ah_attr.grh.dgid.raw[15]++;
-        if (fault == 3) to[0].ah_attr.grh.sgid_index--; /* version 1, and the peer 2 */
+        if (fault == 3) to[0].ah_attr.grh.sgid_index--;
         if (fault == 4) to[0].ah_attr.grh.dgid.raw[15] += 9;
         for (int i = 0; i < 2; i++) {
             pair_init(e[i].qp, END_ACCESS);
             assert_int_equal(pair_receive(e[i].qp, to[i]), 0);
             assert_int_equal(pair_send(e[i].qp, to[i]), 0);
         }
-        silent(e);
+        expect_no_answer(e);
     }
 }
-static void test_mtus_that_do_not_agree(void **state)
+static void test_different_mtus_fail_longer_messages(void **state)
 {
     (void)state;
     struct end e[2];
@@ -334,16 +347,16 @@ static void test_mtus_that_do_not_agree(void **state)
         assert_int_equal(pair_receive(e[i].qp, to[i]), 0);
         assert_int_equal(pair_send(e[i].qp, to[i]), 0);
     }
-    struct ibv_sge sge = sge_of(&e[0], 0, 512);         /* is short enough for both */
+    struct ibv_sge sge = sge_of(&e[0], 0, 512);
     struct ibv_send_wr wr = request(1, IBV_WR_RDMA_WRITE, &sge, &e[1], 0);
     assert_int_equal(post(e[0].qp, &wr), 0);
     assert_int_equal(completion(e[0].cq).status, IBV_WC_SUCCESS);
     sge.length = 513;
-    fails(e, &wr, IBV_WC_REM_INV_REQ_ERR);
+    expect_failure(e, &wr, IBV_WC_REM_INV_REQ_ERR);
     ends_finish(e);
 }
 
-/* ---- what a test orders ---- */
+/* ---- failures that a test orders ---- */
 static void test_every_status_can_be_ordered(void **state)
 {
     (void)state;
@@ -355,16 +368,17 @@ static void test_every_status_can_be_ordered(void **state)
         struct ibv_send_wr wr = request(1, IBV_WR_RDMA_WRITE, &sge, &e[1], 0);
         e[0].memory[0] = 1;
         fake_fail_request(1, (enum ibv_wc_status)status, executed);
-        fails(e, &wr, (enum ibv_wc_status)status);
+        expect_failure(e, &wr, (enum ibv_wc_status)status);
         assert_int_equal(e[1].memory[0], executed);
+        /* The peer answers with these errors, so its end has failed, too, unless the request was carried out. */
         bool by_peer = status == IBV_WC_REM_ACCESS_ERR || status == IBV_WC_REM_INV_REQ_ERR
-            || status == IBV_WC_REM_OP_ERR || status == IBV_WC_REM_ABORT_ERR;          /* then its end has failed */
+            || status == IBV_WC_REM_OP_ERR || status == IBV_WC_REM_ABORT_ERR;
         assert_int_equal(fake_pair_state(e[1].qp->qp_num), by_peer && !executed ? IBV_QPS_ERR : IBV_QPS_RTS);
         ends_finish(e);
         assert_string_not_equal(ibv_wc_status_str((enum ibv_wc_status)status), "unknown");
     }
 }
-static void test_a_receive_fails_when_it_is_told_to(void **state)
+static void test_a_receive_fails_as_ordered(void **state)
 {
     (void)state;
     struct end e[2];
@@ -383,7 +397,7 @@ static void test_a_receive_fails_when_it_is_told_to(void **state)
     }
     ends_finish(e);
 }
-static void test_memory_that_goes_while_it_is_read(void **state)
+static void test_deregistered_memory_is_not_read(void **state)
 {
     (void)state;
     struct end e[2];
@@ -394,13 +408,14 @@ static void test_memory_that_goes_while_it_is_read(void **state)
     for (int i = 0; i < END_WORKS; i++) assert_int_equal(post(e[0].qp, &wr), 0);
     assert_int_equal(ibv_dereg_mr(e[1].mr), 0);
     e[1].mr = NULL;
-    memset(e[1].memory, 3, END_BYTES);                  /* nobody reads it now; the thread sanitizer watches */
+    /* The thread sanitizer reports a race if the wire still reads this memory. */
+    memset(e[1].memory, 3, END_BYTES);
     int failed = 0;
     for (int i = 0; i < END_WORKS; i++) failed += completion(e[0].cq).status != IBV_WC_SUCCESS;
     assert_in_range(failed, 1, END_WORKS);
     ends_finish(e);
 }
-static void test_a_destroyed_pair_touches_nothing(void **state)
+static void test_a_destroyed_pair_writes_no_memory(void **state)
 {
     (void)state;
     struct end e[2];
@@ -417,7 +432,7 @@ static void test_a_destroyed_pair_touches_nothing(void **state)
 }
 
 /* ---- datagrams ---- */
-static void test_an_error_of_a_datagram_stops_sending_only(void **state)
+static void test_a_failed_datagram_stops_sending_only(void **state)
 {
     (void)state;
     struct end e[2];
@@ -428,7 +443,7 @@ static void test_an_error_of_a_datagram_stops_sending_only(void **state)
     wr.wr.ud.ah = ah[0];
     wr.wr.ud.remote_qpn = e[1].qp->qp_num;
     wr.wr.ud.remote_qkey = 0x1234;
-    assert_int_equal(post(e[0].qp, &wr), 0);            /* longer than the port's MTU */
+    assert_int_equal(post(e[0].qp, &wr), 0);
     assert_int_equal(completion(e[0].cq).status, IBV_WC_LOC_LEN_ERR);
     assert_int_equal(fake_pair_state(e[0].qp->qp_num), IBV_QPS_SQE);
     sge.length = 8;
@@ -439,7 +454,7 @@ static void test_an_error_of_a_datagram_stops_sending_only(void **state)
     wr.wr.ud.ah = ah[1];
     wr.wr.ud.remote_qpn = e[0].qp->qp_num;
     assert_int_equal(post(e[1].qp, &wr), 0);
-    assert_int_equal(completion(e[0].cq).wr_id, 2);     /* it still hears */
+    assert_int_equal(completion(e[0].cq).wr_id, 2);
     assert_int_equal(pair_state(e[0].qp, IBV_QPS_RTS), 0);
     wr.sg_list = &sge;
     wr.wr.ud.ah = ah[0];
@@ -453,7 +468,7 @@ static void test_an_error_of_a_datagram_stops_sending_only(void **state)
 }
 
 /* ---- events ---- */
-static void test_a_port_goes_down_and_comes_back(void **state)
+static void test_a_retry_succeeds_when_the_port_is_up_again(void **state)
 {
     (void)state;
     struct fake_limits l = fake_limits();
@@ -471,10 +486,10 @@ static void test_a_port_goes_down_and_comes_back(void **state)
     no_completion(e[0].cq);
     fake_set_port(1, true);
     assert_int_equal(async_event(&e[1]), IBV_EVENT_PORT_ACTIVE);
-    assert_int_equal(completion(e[0].cq).status, IBV_WC_SUCCESS);      /* in time for a retry */
+    assert_int_equal(completion(e[0].cq).status, IBV_WC_SUCCESS);
     ends_finish(e);
 }
-static void test_a_device_breaks(void **state)
+static void test_objects_of_a_broken_device_can_only_be_destroyed(void **state)
 {
     (void)state;
     struct end e[2];
@@ -485,9 +500,9 @@ static void test_a_device_breaks(void **state)
     assert_int_equal(completion(e[0].cq).status, IBV_WC_WR_FLUSH_ERR);
     assert_null(ibv_reg_mr(e[0].pd, e[0].memory, 8, 0));
     assert_int_equal(errno, EIO);
-    ends_finish(e);                                     /* what there is can be taken down */
+    ends_finish(e);
 }
-static void test_a_pair_breaks(void **state)
+static void test_a_broken_pair_flushes_its_receives(void **state)
 {
     (void)state;
     struct end e[2];
@@ -498,7 +513,7 @@ static void test_a_pair_breaks(void **state)
     assert_int_equal(completion(e[0].cq).status, IBV_WC_WR_FLUSH_ERR);
     ends_finish(e);
 }
-static void test_a_completion_queue_runs_over(void **state)
+static void test_an_overrun_completion_queue_fails_its_pairs(void **state)
 {
     (void)state;
     struct end e[2];
@@ -509,10 +524,11 @@ static void test_a_completion_queue_runs_over(void **state)
     assert_int_equal(async_event(&e[0]), IBV_EVENT_CQ_ERR);
     assert_int_equal(async_event(&e[0]), IBV_EVENT_QP_FATAL);
     await_state(qp[0], IBV_QPS_ERR);
-    assert_int_equal(fake_pair_state(e[0].qp->qp_num), IBV_QPS_RTS);   /* reports elsewhere */
+    /* This queue pair reports to another completion queue. */
+    assert_int_equal(fake_pair_state(e[0].qp->qp_num), IBV_QPS_RTS);
     small_queue_finish(e, qp, small);
 }
-static void test_a_completion_queue_grows(void **state)
+static void test_a_resized_completion_queue_keeps_its_completions(void **state)
 {
     (void)state;
     struct end e[2];
@@ -521,7 +537,8 @@ static void test_a_completion_queue_grows(void **state)
     for (uint64_t i = 1; i <= 7; i++) {
         struct ibv_send_wr wr = request(i, IBV_WR_RDMA_WRITE, NULL, &e[1], 0);
         assert_int_equal(post(qp[0], &wr), 0);
-        if (i == 1) assert_int_equal(completion(small).wr_id, 1); /* what it holds does not begin at its first place */
+        /* After this poll the oldest completion is not in the first slot of the queue. */
+        if (i == 1) assert_int_equal(completion(small).wr_id, 1);
         if (i != 3) continue;
         usleep(20000);
         assert_int_equal(ibv_resize_cq(small, 1), EINVAL);
@@ -531,7 +548,7 @@ static void test_a_completion_queue_grows(void **state)
     for (uint64_t i = 2; i <= 7; i++) assert_int_equal(completion(small).wr_id, i);
     small_queue_finish(e, qp, small);
 }
-static void test_the_first_message_to_a_pair_that_is_not_ready_to_send(void **state)
+static void test_the_first_message_to_a_pair_in_rtr_sends_an_event(void **state)
 {
     (void)state;
     struct end e[2];
@@ -554,30 +571,30 @@ int test_fake_errors(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup(test_states_follow_each_other_in_order, reset),
-        cmocka_unit_test_setup(test_values_that_are_refused, reset),
-        cmocka_unit_test_setup(test_creation_that_is_refused, reset),
-        cmocka_unit_test_setup(test_remote_access, reset),
-        cmocka_unit_test_setup(test_local_protection, reset),
-        cmocka_unit_test_setup(test_a_receive_that_cannot_take_it, reset),
-        cmocka_unit_test_setup(test_a_read_that_is_not_permitted, reset),
-        cmocka_unit_test_setup(test_a_message_that_is_too_long, reset),
-        cmocka_unit_test_setup(test_a_receiver_that_never_is_ready, reset),
-        cmocka_unit_test_setup(test_a_receiver_that_is_ready_later, reset),
-        cmocka_unit_test_setup(test_a_peer_that_is_gone, reset),
-        cmocka_unit_test_setup(test_a_peer_that_was_unplugged_for_a_while, reset),
-        cmocka_unit_test_setup(test_ends_that_do_not_agree, reset),
-        cmocka_unit_test_setup(test_mtus_that_do_not_agree, reset),
+        cmocka_unit_test_setup(test_wrong_attributes_are_refused, reset),
+        cmocka_unit_test_setup(test_objects_that_cannot_be_created, reset),
+        cmocka_unit_test_setup(test_remote_access_errors_fail_both_ends, reset),
+        cmocka_unit_test_setup(test_local_protection_errors_fail_the_sender_alone, reset),
+        cmocka_unit_test_setup(test_an_unsuitable_receive_fails_both_ends, reset),
+        cmocka_unit_test_setup(test_reads_that_are_not_permitted_fail, reset),
+        cmocka_unit_test_setup(test_a_message_that_is_too_long_fails, reset),
+        cmocka_unit_test_setup(test_a_missing_receive_fails_after_the_retries, reset),
+        cmocka_unit_test_setup(test_a_message_waits_for_a_late_receive, reset),
+        cmocka_unit_test_setup(test_a_peer_that_is_gone_does_not_answer, reset),
+        cmocka_unit_test_setup(test_a_retry_reaches_a_peer_that_was_unplugged, reset),
+        cmocka_unit_test_setup(test_ends_that_do_not_match_get_no_answer, reset),
+        cmocka_unit_test_setup(test_different_mtus_fail_longer_messages, reset),
         cmocka_unit_test_setup(test_every_status_can_be_ordered, reset),
-        cmocka_unit_test_setup(test_a_receive_fails_when_it_is_told_to, reset),
-        cmocka_unit_test_setup(test_memory_that_goes_while_it_is_read, reset),
-        cmocka_unit_test_setup(test_a_destroyed_pair_touches_nothing, reset),
-        cmocka_unit_test_setup(test_an_error_of_a_datagram_stops_sending_only, reset),
-        cmocka_unit_test_setup(test_a_port_goes_down_and_comes_back, reset),
-        cmocka_unit_test_setup(test_a_device_breaks, reset),
-        cmocka_unit_test_setup(test_a_pair_breaks, reset),
-        cmocka_unit_test_setup(test_a_completion_queue_runs_over, reset),
-        cmocka_unit_test_setup(test_a_completion_queue_grows, reset),
-        cmocka_unit_test_setup(test_the_first_message_to_a_pair_that_is_not_ready_to_send, reset),
+        cmocka_unit_test_setup(test_a_receive_fails_as_ordered, reset),
+        cmocka_unit_test_setup(test_deregistered_memory_is_not_read, reset),
+        cmocka_unit_test_setup(test_a_destroyed_pair_writes_no_memory, reset),
+        cmocka_unit_test_setup(test_a_failed_datagram_stops_sending_only, reset),
+        cmocka_unit_test_setup(test_a_retry_succeeds_when_the_port_is_up_again, reset),
+        cmocka_unit_test_setup(test_objects_of_a_broken_device_can_only_be_destroyed, reset),
+        cmocka_unit_test_setup(test_a_broken_pair_flushes_its_receives, reset),
+        cmocka_unit_test_setup(test_an_overrun_completion_queue_fails_its_pairs, reset),
+        cmocka_unit_test_setup(test_a_resized_completion_queue_keeps_its_completions, reset),
+        cmocka_unit_test_setup(test_the_first_message_to_a_pair_in_rtr_sends_an_event, reset),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,16 +1,21 @@
-/* That the fake orders memory as hardware does and not more: the thread sanitizer has to find each wrong use, and
-   nothing in the right one. Each is a process of its own: this program with the number of the use as its argument. */
+/* Tests that the fake orders memory as hardware does and not more: the thread sanitizer must report each wrong use of
+   memory, and must not report the right one. Each use runs in a process of its own: this program with the number of the
+   use as its argument. */
 #include "tests/support/unit.h"
 #include "tests/verbs/ends.h"
 #include <fcntl.h>
 #include <spawn.h>
 #include <sys/wait.h>
 
+/* RIGHT: the program waits for the completion. SOURCE_TOO_EARLY: it writes the source of a write before the completion.
+   SOURCE_OF_UNSIGNALED: likewise of an unsignalled write. RESULT_TOO_EARLY: it looks at the bytes of a read before the
+   completion. PEER_WITHOUT_COMPLETION: the peer writes the target of a write without a completion of its own. */
 enum use { RIGHT, SOURCE_TOO_EARLY, SOURCE_OF_UNSIGNALED, RESULT_TOO_EARLY, PEER_WITHOUT_COMPLETION, USES };
-enum { FOUND = 66 };                                    /* what the sanitizer exits with */
+/* The exit status of the thread sanitizer after a report. */
+enum { FOUND = 66 };
 extern char **environ;
 
-/* Time passes and other requests are posted meanwhile: neither is an order. */
+/* Uses memory in this way, and exits. Neither the time that passes meanwhile nor another posted request orders it. */
 static void use_run(enum use use)
 {
     struct end e[2];
@@ -31,6 +36,7 @@ static void use_run(enum use use)
     else memory[5] = 2;
     _exit(0);
 }
+/* Runs this program for one use, and returns its exit status. */
 static int use_spawn(const char *program, enum use use)
 {
     char number[2] = { (char)('0' + use), 0 }, *arguments[] = { (char *)program, number, NULL };
@@ -48,7 +54,8 @@ static void test_wrong_uses_of_memory_are_found(void **state)
 {
     for (int use = RIGHT; use < USES; use++) {
         int expected = use == RIGHT ? 0 : FOUND;
-        if (use_spawn(*state, (enum use)use) != expected) fail_msg("the use of memory with the number %d", use);
+        if (use_spawn(*state, (enum use)use) != expected)
+            fail_msg("use %d of memory (enum use) did not end with status %d", use, expected);
     }
 }
 

@@ -1,4 +1,5 @@
-/* Shared receive queues of the fake: who uses one receive, who waits for one, and what a failure leaves. */
+/* Tests of the fake's shared receive queues: which message uses which receive, which waits for one, and which receives
+   a failed queue pair leaves. */
 #include "tests/support/unit.h"
 #include "tests/verbs/ends.h"
 #include <errno.h>
@@ -27,10 +28,11 @@ static int post_shared(struct ibv_srq *srq, uint64_t id)
     struct ibv_recv_wr *bad, wr = { .wr_id = id };
     return ibv_post_srq_recv(srq, &wr, &bad);
 }
-static void connect_patiently(struct ibv_qp *from, struct ibv_qp *to)
+/* Connects `from` on device 0 to `to` on device 1. `from` waits for receives without limit. */
+static void pairs_connect_patiently(struct ibv_qp *from, struct ibv_qp *to)
 {
     struct ibv_qp_attr there = path_to(1, to->qp_num), back = path_to(0, from->qp_num);
-    there.rnr_retry = 7; /* as often as it takes */
+    there.rnr_retry = 7;
     pair_init(from, END_ACCESS);
     pair_init(to, END_ACCESS);
     assert_int_equal(pair_receive(from, there), 0);
@@ -38,6 +40,7 @@ static void connect_patiently(struct ibv_qp *from, struct ibv_qp *to)
     assert_int_equal(pair_send(from, there), 0);
     assert_int_equal(pair_send(to, back), 0);
 }
+/* PAIRS connections from end 0 to end 1, whose queue pairs share `srq`. */
 struct scene { struct end ends[2]; struct ibv_srq *srq; struct ibv_qp *from[PAIRS], *to[PAIRS]; };
 static void scene_init(struct scene *s)
 {
@@ -47,7 +50,7 @@ static void scene_init(struct scene *s)
     for (int i = 0; i < PAIRS; i++) {
         s->from[i] = end_pair(&s->ends[0], IBV_QPT_RC, END_WORKS);
         s->to[i] = pair_on(&s->ends[1], s->srq);
-        connect_patiently(s->from[i], s->to[i]);
+        pairs_connect_patiently(s->from[i], s->to[i]);
     }
 }
 static void scene_finish(struct scene *s)
@@ -59,12 +62,13 @@ static void scene_finish(struct scene *s)
     assert_int_equal(ibv_destroy_srq(s->srq), 0);
     ends_finish(s->ends);
 }
-static void tell(struct scene *s, int pair, uint64_t id)
+/* Posts a write with immediate on one of the connections. */
+static void scene_post_write(struct scene *s, int pair, uint64_t id)
 {
     struct ibv_send_wr wr = request(id, IBV_WR_RDMA_WRITE_WITH_IMM, NULL, &s->ends[1], 0);
     assert_int_equal(post(s->from[pair], &wr), 0);
 }
-static void test_each_message_takes_one_of_all_pairs(void **state)
+static void test_messages_of_all_pairs_take_the_oldest_receive(void **state)
 {
     struct scene s;
     (void)state;
@@ -72,21 +76,21 @@ static void test_each_message_takes_one_of_all_pairs(void **state)
     for (uint64_t id = 1; id <= 4; id++) assert_int_equal(post_shared(s.srq, id), 0);
     assert_int_equal(post_shared(s.srq, 5), ENOMEM);
     for (int i = 0; i < 4; i++) {
-        tell(&s, i % PAIRS, (uint64_t)i);
+        scene_post_write(&s, i % PAIRS, (uint64_t)i);
         struct ibv_wc wc = completion(s.ends[1].cq);
         assert_int_equal(wc.status, IBV_WC_SUCCESS);
-        assert_int_equal(wc.wr_id, i + 1);              /* the oldest */
+        assert_int_equal(wc.wr_id, i + 1);
         assert_int_equal(wc.qp_num, s.to[i % PAIRS]->qp_num);
         assert_int_equal(completion(s.ends[0].cq).status, IBV_WC_SUCCESS);
     }
     scene_finish(&s);
 }
-static void test_without_one_it_waits(void **state)
+static void test_a_message_waits_for_a_receive(void **state)
 {
     struct scene s;
     (void)state;
     scene_init(&s);
-    tell(&s, 0, 7);
+    scene_post_write(&s, 0, 7);
     no_completion(s.ends[1].cq);
     assert_true(fake_count(FAKE_NOT_READY) > 0);
     assert_int_equal(post_shared(s.srq, 1), 0);
@@ -94,27 +98,29 @@ static void test_without_one_it_waits(void **state)
     assert_int_equal(completion(s.ends[0].cq).status, IBV_WC_SUCCESS);
     scene_finish(&s);
 }
-static void test_what_is_not_taken_outlives_a_pair(void **state)
+static void test_receives_in_the_queue_outlive_a_pair(void **state)
 {
     struct scene s;
     (void)state;
     scene_init(&s);
     assert_int_equal(post_shared(s.srq, 1), 0);
     fake_break_pair(s.to[0]->qp_num);
-    no_completion(s.ends[1].cq);                        /* nothing is flushed */
+    /* The receive is not flushed. */
+    no_completion(s.ends[1].cq);
     assert_int_equal(async_event(&s.ends[1]), IBV_EVENT_QP_FATAL);
-    tell(&s, 1, 3);
+    scene_post_write(&s, 1, 3);
     assert_int_equal(completion(s.ends[1].cq).wr_id, 1);
     assert_int_equal(completion(s.ends[0].cq).status, IBV_WC_SUCCESS);
     scene_finish(&s);
 }
-static void test_what_is_refused(void **state)
+static void test_calls_that_are_refused(void **state)
 {
     struct scene s;
     struct ibv_recv_wr *bad, wr = { .wr_id = 1 };
     (void)state;
     scene_init(&s);
-    assert_int_equal(ibv_post_recv(s.to[0], &wr, &bad), EINVAL);       /* it has a queue that is shared */
+    /* A queue pair with a shared queue has no receive queue of its own. */
+    assert_int_equal(ibv_post_recv(s.to[0], &wr, &bad), EINVAL);
     assert_int_equal(ibv_destroy_srq(s.srq), EBUSY);
     fake_fail_call(FAKE_CREATE_SRQ, 0, ENOMEM);
     struct ibv_srq_init_attr how = { .attr = { .max_wr = 4, .max_sge = 1 } };
@@ -126,10 +132,10 @@ unit_function test_fake_shared;
 int test_fake_shared(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_each_message_takes_one_of_all_pairs),
-        cmocka_unit_test(test_without_one_it_waits),
-        cmocka_unit_test(test_what_is_not_taken_outlives_a_pair),
-        cmocka_unit_test(test_what_is_refused),
+        cmocka_unit_test(test_messages_of_all_pairs_take_the_oldest_receive),
+        cmocka_unit_test(test_a_message_waits_for_a_receive),
+        cmocka_unit_test(test_receives_in_the_queue_outlive_a_pair),
+        cmocka_unit_test(test_calls_that_are_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

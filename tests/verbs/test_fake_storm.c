@@ -1,6 +1,7 @@
-/* Very many requests at random: two ends, each a thread, with several pairs of queues between them, requests of all
-   kinds and sizes, some signaled, while requests and completions are delayed. Every byte and every order is checked.
-   The seed is printed; as the first argument it is used again, the second is the number of requests. */
+/* A storm of random requests: two ends, each with a thread, and several connections between them. The requests are
+   reads and writes with immediate, of all sizes, some of them signalled, while requests and completions are delayed.
+   The threads check every byte and every order. The program prints the seed. Its first argument is a seed to repeat,
+   its second the number of requests. */
 #include "tests/support/unit.h"
 #include "tests/verbs/ends.h"
 #include <pthread.h>
@@ -9,24 +10,33 @@
 #include <time.h>
 
 enum { PAIRS = 4, RING = 32, SLOT = 2048, SIGNAL_EVERY = 8 };
-/* Memory of an end: slots to send from, slots of reads, slots that the peer writes, and bytes that never change. */
+/* The memory of an end: slots from which it writes and into which it reads, slots that the peer writes, and bytes that
+   never change, which the peer reads. */
 enum { SOURCES = 0, TARGETS = PAIRS * RING * SLOT, CONSTANT = 2 * TARGETS, CONSTANT_BYTES = 1 << 16 };
 enum { WORKS = 2 * RING };
 _Static_assert(CONSTANT + CONSTANT_BYTES <= END_BYTES, "it fits");
 
-struct lane {                                           /* one direction of one pair */
+/* One end of a connection. */
+struct lane {
     struct ibv_qp *qp;
-    uint64_t begun, over;                               /* requests of this end; `over` by completions */
-    uint64_t messages;                                  /* of those, the ones that the peer is told of */
-    uint64_t heard;                                     /* messages of the peer */
-    atomic_ullong checked;                              /* the same, for the peer to see */
+    /* The number of requests that this end has posted, and of those that completions have shown to be over. */
+    uint64_t begun, over;
+    /* The number of posted writes, which are messages to the peer. */
+    uint64_t messages;
+    /* The number of messages that have arrived from the peer; the peer reads it as `checked`. */
+    uint64_t heard;
+    atomic_ullong checked;
+    /* The latest requests: request n is at n % RING. */
     struct { bool is_read; uint32_t bytes, offset; } under_way[RING];
 };
+/* One end, with its thread. */
 struct side {
     struct end *mine, *its;
     struct side *peer;
     struct lane lanes[PAIRS];
+    /* The state of the random numbers, the number of requests to post, and that of messages received. */
     uint64_t random, wanted, received;
+    /* What went wrong, or NULL. */
     const char *wrong;
 };
 
@@ -37,7 +47,9 @@ static uint32_t draw(struct side *s, uint32_t below)
     s->random = s->random * 6364136223846793005u + 1442695040888963407u;
     return (uint32_t)((s->random >> 33) % below);
 }
+/* Returns the byte at index i of the bytes that never change. */
 static unsigned char constant(size_t i) { return (unsigned char)(i * 31 + i / 251); }
+/* Fills the bytes of a message with a value that follows from its number and length. */
 static void paint(unsigned char *at, uint64_t message, uint32_t bytes)
 {
     memset(at, (int)(message * 13 + bytes), bytes);
@@ -48,11 +60,13 @@ static bool is_painted(const unsigned char *at, uint64_t message, uint32_t bytes
     paint(expected, message, bytes);
     return !memcmp(at, expected, bytes);
 }
+/* Returns the offset of slot n of a connection in an area of the memory. */
 static size_t slot(int area, int pair, uint64_t n)
 {
     return (size_t)area + (size_t)(pair * RING + (int)(n % RING)) * SLOT;
 }
 
+/* Posts a random read. Returns false if it is refused. */
 static bool read_begin(struct side *s, int pair)
 {
     struct lane *l = &s->lanes[pair];
@@ -64,7 +78,8 @@ static bool read_begin(struct side *s, int pair)
     l->under_way[l->begun++ % RING].offset = offset;
     return !post(l->qp, &wr);
 }
-/* Goes into the slot whose turn it is, if the peer has looked at what was there. */
+/* Posts a write of a random message into the peer's next slot, or nothing if the peer has not checked the message there
+   yet. Returns false if the write is refused. */
 static bool message_begin(struct side *s, int pair)
 {
     struct lane *l = &s->lanes[pair];
@@ -81,6 +96,7 @@ static bool message_begin(struct side *s, int pair)
     l->under_way[l->begun++ % RING].is_read = false;
     return !post(l->qp, &wr);
 }
+/* Checks a completion of this end's request. Returns the error, or NULL. */
 static const char *request_over(struct side *s, int pair, const struct ibv_wc *wc)
 {
     struct lane *l = &s->lanes[pair];
@@ -93,6 +109,7 @@ static const char *request_over(struct side *s, int pair, const struct ibv_wc *w
     l->over = wc->wr_id + 1;
     return NULL;
 }
+/* Checks a message of the peer, and posts its receive again. Returns the error, or NULL. */
 static const char *message_heard(struct side *s, int pair, const struct ibv_wc *wc)
 {
     struct lane *l = &s->lanes[pair];
@@ -116,12 +133,14 @@ static void side_poll(struct side *s)
     }
     if (!found) sched_yield();
 }
+/* Returns the number of requests that the end has posted. */
 static uint64_t sent(const struct side *s)
 {
     uint64_t all = 0;
     for (int pair = 0; pair < PAIRS; pair++) all += s->lanes[pair].begun;
     return all;
 }
+/* Returns true if on each connection the last request is over whose number SIGNAL_EVERY divides: it is signalled. */
 static bool is_over(const struct side *s)
 {
     for (int pair = 0; pair < PAIRS; pair++)
@@ -129,12 +148,13 @@ static bool is_over(const struct side *s)
             return false;
     return true;
 }
+/* The number of threads whose requests are all over, and whether a thread has found an error. */
 static atomic_int done, failed;
-/* Until both have sent what they should: the other one's messages have to be looked at as long. */
+/* The main function of an end's thread. It goes on until both ends are done, to check the peer's messages. */
 static void *side_run(void *argument)
 {
     struct side *s = argument;
-    bool told = false;
+    bool is_done = false;
     while (atomic_load(&done) < 2 && !atomic_load(&failed)) {
         int pair = (int)draw(s, PAIRS);
         struct lane *l = &s->lanes[pair];
@@ -142,8 +162,8 @@ static void *side_run(void *argument)
         if (may && !(draw(s, 4) ? message_begin(s, pair) : read_begin(s, pair))) s->wrong = "a request is refused";
         side_poll(s);
         if (s->wrong) atomic_store(&failed, 1);
-        if (!told && sent(s) >= s->wanted && is_over(s)) {
-            told = true;
+        if (!is_done && sent(s) >= s->wanted && is_over(s)) {
+            is_done = true;
             atomic_fetch_add(&done, 1);
         }
     }
@@ -157,6 +177,7 @@ static void side_init(struct side *s, struct side *peer, struct end *mine, struc
     for (int pair = 0; pair < PAIRS; pair++) s->lanes[pair].qp = end_pair(mine, IBV_QPT_RC, WORKS);
     for (size_t i = 0; i < CONSTANT_BYTES; i++) mine->memory[CONSTANT + i] = constant(i);
 }
+/* Runs both threads with these faults. Returns the time in seconds. */
 static double storm(const struct fake_faults *faults)
 {
     struct end e[2];
@@ -184,7 +205,7 @@ static double storm(const struct fake_faults *faults)
     ends_finish(e);
     return (double)(to.tv_sec - from.tv_sec) + 1e-9 * (double)(to.tv_nsec - from.tv_nsec);
 }
-static void test_a_storm(void **state)
+static void test_random_requests_keep_bytes_and_order(void **state)
 {
     (void)state;
     fake_reset();
@@ -206,6 +227,6 @@ int test_fake_storm(void)
     seed = count > 1 ? strtoull(arguments[1], NULL, 0) : (uint64_t)time(NULL);
     if (count > 2) requests = strtoull(arguments[2], NULL, 0);
     printf("seed %llu\n", (unsigned long long)seed);
-    const struct CMUnitTest tests[] = { cmocka_unit_test(test_a_storm) };
+    const struct CMUnitTest tests[] = { cmocka_unit_test(test_random_requests_keep_bytes_and_order) };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -12,7 +12,8 @@ sys.path.insert(0, str(ROOT / "tests/support"))
 import guest  # noqa: E402
 
 
-def said(*words, **options):
+def run_script(*words, **options):
+    """Runs script/test-verbs with these arguments."""
     return subprocess.run([sys.executable, ROOT / "script/test-verbs", *words], capture_output=True, text=True,
                           timeout=60, **options)
 
@@ -25,18 +26,19 @@ def said(*words, **options):
     (["--seconds", "0", "--", "true"], "1 second or more"),
     (["--memory", "1", "--", "true"], "256 MiB or more"),
 ])
-def test_wrong_words_are_refused(words, why):
-    run = said(*words)
+def test_wrong_arguments_are_refused(words, why):
+    run = run_script(*words)
     assert run.returncode == 2 and why in run.stderr
 
 
-def test_without_packages_it_is_skipped(tmp_path):
-    run = said("--", "true", env={"PATH": str(tmp_path)})
+def test_missing_packages_skip_the_command(tmp_path):
+    run = run_script("--", "true", env={"PATH": str(tmp_path)})
     assert run.returncode == 77 and run.stdout.startswith("SKIPPED: missing: ")
     assert "qemu-system-x86" in run.stdout and "--setup" in run.stdout
 
 
 def modules_in(folder, needs, built_in=""):
+    """Writes the kernel's list of modules and what each needs, and returns the names that the guest loads, in order."""
     (folder / "modules.dep").write_text("".join(f"kernel/{name}.ko: {others}\n" for name, others in needs.items()))
     (folder / "modules.builtin").write_text(built_in)
     return [module.stem for module in guest.modules_of(folder)]
@@ -53,7 +55,8 @@ def test_modules_come_after_those_they_need(tmp_path, monkeypatch):
 
 
 def test_archive_is_what_the_kernel_unpacks():
-    """Headers of 110 bytes begin, and contents begin, at multiples of four; sizes are in the header."""
+    """Reads the archive as the kernel does: headers of 110 bytes and contents begin at multiples of four, and a header
+    has the sizes."""
     files, at = {}, 0
     content = guest.archive([guest.file("init", b"12345", 0o755), guest.file("lib/a.ko", b""),
                              guest.file("x", b"1234")])
@@ -71,6 +74,7 @@ def test_archive_is_what_the_kernel_unpacks():
 
 
 def test_command_arrives_as_it_was_given(tmp_path, monkeypatch):
+    """The guest's job has the command's words, the folder and the variables of TUTTI_, but no others."""
     words = ["printf", "%s\n", "a b", "it's", "$HOME", "*", ""]
     monkeypatch.chdir(ROOT / "tests")
     monkeypatch.setenv("TUTTI_LOG", "it's $debug")

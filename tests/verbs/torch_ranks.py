@@ -1,6 +1,6 @@
-"""Tests of torch over verbs on two hosts of the guest: every operation and random programs, judged by the model;
-deaths, of which the other ranks must get an error; a cable that is pulled; and training. Prints a line for each, as
-guest.sh does. torch is loaded once for all.
+"""Tests of torch over verbs on two hosts of the guest: every operation and random programs, judged by the model; ranks
+that are killed, so that the others must get an error; a cable that is pulled; and training. Prints a line for each
+test, as guest.sh does. One program has all tests, because loading torch is slow in the guest.
 
     script/test-verbs -- python tests/verbs/torch_ranks.py [--seed N] [--programs N] [--kills N] [--only WORDS]
 """
@@ -27,9 +27,11 @@ from model import Step  # noqa: E402
 from operations import verdict  # noqa: E402
 
 PLACEMENTS = [(0, 1), (0, 1, 1), (1, 0, 0, 1)]
-LARGE = (30000,)                # more than an eager message has
+# A shape whose tensor does not fit an eager message.
+LARGE = (30000,)
 CABLE_S = 6
-GUEST_S = 300                   # for what takes seconds on a machine that is not emulated
+# The limit for each wait: the guest is emulated, and may need minutes where a real machine needs seconds.
+GUEST_S = 300
 
 
 def once_each(shape):
@@ -53,7 +55,8 @@ def random_ones(lab, options):
 
 
 def deaths(lab, options):
-    """In some cycles the survivors only receive, and a reliable connection that only receives is silent."""
+    """Kills ranks in several cycles; the survivors must get an error. In some cycles the survivors only receive, and a
+    reliable connection that only receives does not notice the death of its peer."""
     storm, problems = host_storm.Storm(lab), []
     for number in range(options.kills):
         plan = host_storm.draw(options.seed, number, 2, 2, False)
@@ -63,7 +66,7 @@ def deaths(lab, options):
 
 
 def sum_up(world, seconds):
-    """How many sums there were, all right, before and after half of the time."""
+    """Runs all-reduces for that many seconds, and asserts each sum. Returns their numbers in each half of the time."""
     import torch
     import torch.distributed as dist
     begin, counts = time.monotonic(), [0, 0]
@@ -124,12 +127,14 @@ def run(name, check, *arguments):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--programs", type=int, default=2, help="for each number of ranks (default: 2)")
-    parser.add_argument("--kills", type=int, default=4, help="cycles (default: 4)")
-    parser.add_argument("--only", default="", help="checks whose name has this in it")
+    parser.add_argument("--programs", type=int, default=2,
+                        help="random programs for each placement of ranks (default: 2)")
+    parser.add_argument("--kills", type=int, default=4, help="cycles in which ranks are killed (default: 4)")
+    parser.add_argument("--only", default="", help="run only checks whose name contains this")
     options = parser.parse_args()
     os.environ.setdefault("TUTTI_TRANSPORT", "verbs")
-    os.environ["PYTHONPATH"] = str(HERE)                # so the agents of across.py find this file
+    # The agents of across.py import this file.
+    os.environ["PYTHONPATH"] = str(HERE)
     across.READY_S = GUEST_S
     with namespaces.Hosts(2) as some, contextlib.closing(across.Lab(some)) as lab:
         wanted = [(name, check) for name, check in CHECKS.items() if options.only in name]

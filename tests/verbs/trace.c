@@ -1,4 +1,4 @@
-/* What a test has asked to be written down: the program's threads and the wire write it as it happens. */
+/* Records the events that a test has asked for. The program's threads and the wire add each event when it happens. */
 #include "tests/verbs/machine.h"
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -22,7 +22,8 @@ size_t fake_traced(void)
     pthread_mutex_unlock(&lock);
     return traced;
 }
-static void keep(const struct pair *p, struct fake_event event)
+/* Adds an event of a reliable connection, if there is room for it. */
+static void trace_add(const struct pair *p, struct fake_event event)
 {
     if (p->ibv.qp_type != IBV_QPT_RC) return;
     event.qp_num = p->ibv.qp_num;
@@ -33,12 +34,12 @@ static void keep(const struct pair *p, struct fake_event event)
 void trace_request(enum fake_moment moment, const struct pair *p, const struct work *w, bool rings)
 {
     if (!atomic_load_explicit(&tracing, memory_order_relaxed)) return;
-    keep(p,
+    trace_add(p,
         (struct fake_event){ moment, .opcode = w->opcode, .bytes = w->length, .rings = rings, .inlined = w->inlined,
             .signaled = w->flags & IBV_SEND_SIGNALED });
 }
 void trace_completion(const struct completion *c)
 {
     if (!c->pair || !atomic_load_explicit(&tracing, memory_order_relaxed)) return;
-    keep(c->pair, (struct fake_event){ .moment = c->of_send ? FAKE_POLLED : FAKE_HEARD });
+    trace_add(c->pair, (struct fake_event){ .moment = c->of_send ? FAKE_POLLED : FAKE_HEARD });
 }

@@ -1,5 +1,6 @@
-/* The wire: one thread that does what all devices of the process do. It goes round the queue pairs, a portion of work
-   at each, and sleeps when nobody has any. It alone takes works from queues and puts completions into theirs. */
+/* The wire is one thread that does the work of all devices of the process. It visits the queue pairs in turn, does a
+   portion of work for each, and sleeps while no queue pair has work. It alone takes requests from their queues and puts
+   completions into completion queues. */
 #include "tests/verbs/machine.h"
 #include <linux/futex.h>
 #include <sched.h>
@@ -9,6 +10,8 @@
 #include <time.h>
 #include <unistd.h>
 
+/* In a round the wire does up to STEPS steps for each queue pair, and about PORTION_OF_ROUND bytes and steps in all. It
+   sleeps after IDLE_ROUNDS rounds without work. */
 enum { STEPS = 16, FLUSHED_AT_ONCE = 64, PORTION_OF_ROUND = 1 << 20, IDLE_ROUNDS = 20, SHORTEST_SLEEP_NS = 50000 };
 
 static pthread_mutex_t users_lock = PTHREAD_MUTEX_INITIALIZER;
@@ -16,7 +19,8 @@ static pthread_t thread;
 static int users;
 static atomic_bool stopping;
 static atomic_uint bell, sleeping;
-/* the wire's own */
+/* Only the wire uses these: the time of the round and of the next event that it waits for, in ns of wire_now(), and the
+   index of the queue pair that it visited last. */
 static uint64_t now, next_due;
 static uint32_t cursor;
 
@@ -26,8 +30,8 @@ uint64_t wire_now(void)
     clock_gettime(CLOCK_MONOTONIC, &t);
     return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
 }
-/* Both words are changed, not just read, and nothing is acquired: so neither a ring is lost nor does the program learn
-   anything of the wire by ringing. */
+/* `sleeping` is read by an operation that also writes it, so that a call is not lost while the wire falls asleep. The
+   call acquires nothing, so the thread sanitizer sees no order from the wire to the program. */
 void wire_ring(void)
 {
     atomic_fetch_add_explicit(&bell, 1, memory_order_release);
@@ -72,7 +76,8 @@ static uint64_t staged_deliver(struct pair *p, struct queue *q)
     }
     return q->staged_out - before;
 }
-/* Of a failure only the work, the pair and the status are told; the rest is what nobody should look at. */
+/* Returns a completion with that failure. Fields that are undefined after a failure have meaningless values, so that a
+   program which reads them is found out. */
 static struct ibv_wc failure(enum ibv_wc_status status)
 {
     struct ibv_wc wc;
@@ -125,7 +130,7 @@ void receive_complete(struct pair *p, struct ibv_wc wc, bool solicited)
     if (wc.status != IBV_WC_SUCCESS) pair_fail(p);
 }
 
-/* ---- what a test has ordered ---- */
+/* ---- failures that a test has ordered ---- */
 bool receive_is_forced(enum ibv_wc_status *out)
 {
     if (machine.next_receive.status == IBV_WC_SUCCESS || machine.next_receive.after--) return false;
@@ -146,7 +151,8 @@ static void request_begin(struct pair *p)
     p->executed = machine.next_request.executed;
     machine.next_request.status = IBV_WC_SUCCESS;
 }
-/* What the peer answers with such an error it has seen itself. */
+/* Fails the request with the ordered status before it has an effect. If that status is an answer of the peer, the
+   peer's queue pair fails, too, with an event. */
 static void request_force(struct pair *p)
 {
     bool by_peer = p->forced == IBV_WC_REM_ACCESS_ERR || p->forced == IBV_WC_REM_INV_REQ_ERR
@@ -206,7 +212,7 @@ static void *wire_run(void *unused)
     return unused;
 }
 
-/* The program's signals are not for this thread. */
+/* Starts the thread with all signals blocked, because the program's own threads handle them. */
 static int thread_start(void)
 {
     sigset_t all, before;

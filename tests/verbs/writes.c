@@ -1,9 +1,10 @@
-/* What RDMA writes of 8 bytes between two hosts can do with nothing around them: the measure for small messages over
- * verbs. One reliable connection; writes with immediate, inline; both ends poll without a pause.
+/* Measures RDMA writes of 8 bytes between two hosts, the reference for small messages over verbs. One reliable
+ * connection carries inline writes with immediate, and both ends poll without a pause.
  *
- *   writes DEVICE GID_INDEX serve PORT          waits for one who asks
- *   writes DEVICE GID_INDEX ask ADDRESS PORT    prints: latency NS (half a round trip), swap NS (both write, then both
- *                                               hear: what an all-reduce of two is); medians of batches */
+ *   writes DEVICE GID_INDEX serve PORT          waits for the other end
+ *   writes DEVICE GID_INDEX ask ADDRESS PORT    prints "latency NS", half a round trip, and "swap NS", in which each
+ *                                               end writes and then waits for the other's write, as in an
+ *                                               all-reduce of two ranks; both are medians of batches */
 #include <arpa/inet.h>
 #include <infiniband/verbs.h>
 #include <stdint.h>
@@ -15,7 +16,8 @@
 #include <unistd.h>
 
 enum { SMALL = 8, DEPTH = 256, SIGNAL_EVERY = 32, BATCHES = 21, BATCH = 50 };
-struct end { /* of the connection, as the other is told of it */
+/* An end of the connection, as it is sent to the other end. `packet` is the first packet sequence number. */
+struct end {
     union ibv_gid gid;
     uint64_t address;
     uint32_t key, pair, packet;
@@ -28,7 +30,8 @@ struct side {
     struct ibv_qp *pair;
     struct end mine, theirs;
     unsigned char memory[64];
-    unsigned sent, heard;
+    /* The numbers of writes sent to the other end and received from it. */
+    unsigned sent, received;
     int index;
 };
 
@@ -45,7 +48,8 @@ static double now_ns(void)
 }
 
 /* ---- the connection ---- */
-static void expect(struct side *s) /* one more write */
+/* Posts a receive for one more write of the other end. */
+static void post_receive(struct side *s)
 {
     struct ibv_recv_wr *bad, request = { 0 };
     if (ibv_post_recv(s->pair, &request, &bad)) give_up("ibv_post_recv");
@@ -79,7 +83,7 @@ static void connect_pair(struct side *s)
     struct ibv_qp_attr a = { .qp_state = IBV_QPS_INIT, .port_num = 1, .qp_access_flags = IBV_ACCESS_REMOTE_WRITE };
     if (ibv_modify_qp(s->pair, &a, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS))
         give_up("INIT");
-    for (int i = 0; i < DEPTH; i++) expect(s);
+    for (int i = 0; i < DEPTH; i++) post_receive(s);
     a = (struct ibv_qp_attr){ .qp_state = IBV_QPS_RTR,
         .path_mtu = port.active_mtu,
         .dest_qp_num = s->theirs.pair,
@@ -102,7 +106,8 @@ static void connect_pair(struct side *s)
                 | IBV_QP_MAX_QP_RD_ATOMIC))
         give_up("RTS");
 }
-static int socket_to_other(const char *address, const char *port) /* address NULL: waits for it */
+/* Connects to the other end at that address, or with NULL waits for its connection. Returns the socket. */
+static int socket_to_other(const char *address, const char *port)
 {
     int one = 1, s = socket(AF_INET, SOCK_STREAM, 0);
     struct sockaddr_in at = { .sin_family = AF_INET, .sin_port = htons((uint16_t)atoi(port)) };
@@ -116,17 +121,18 @@ static int socket_to_other(const char *address, const char *port) /* address NUL
     fflush(stdout);
     return accept(s, NULL, NULL);
 }
-static void tell(int socket, const void *mine, void *theirs, size_t bytes)
+/* Sends `mine` to the other end, and receives `theirs`. */
+static void socket_exchange(int socket, const void *mine, void *theirs, size_t bytes)
 {
     if (send(socket, mine, bytes, 0) != (ssize_t)bytes) give_up("send");
     if (recv(socket, theirs, bytes, MSG_WAITALL) != (ssize_t)bytes) give_up("recv");
 }
 
 /* ---- writes ---- */
-static void put(struct side *s)
+static void write_post(struct side *s)
 {
-    uint64_t said = s->sent;
-    struct ibv_sge from = { .addr = (uintptr_t)&said, .length = SMALL };
+    uint64_t content = s->sent;
+    struct ibv_sge from = { .addr = (uintptr_t)&content, .length = SMALL };
     struct ibv_send_wr *bad,
         request = { .sg_list = &from,
             .num_sge = 1,
@@ -135,34 +141,37 @@ static void put(struct side *s)
             .wr.rdma = { .remote_addr = s->theirs.address, .rkey = s->theirs.key } };
     if (ibv_post_send(s->pair, &request, &bad)) give_up("ibv_post_send");
 }
-static void hear(struct side *s)
+/* Waits for one write of the other end. */
+static void write_await(struct side *s)
 {
-    for (unsigned before = s->heard; s->heard == before;) {
+    for (unsigned before = s->received; s->received == before;) {
         struct ibv_wc done;
         int count = ibv_poll_cq(s->completions, 1, &done);
         if (count < 0 || (count && done.status != IBV_WC_SUCCESS)) give_up("ibv_poll_cq");
         if (!count || done.opcode != IBV_WC_RECV_RDMA_WITH_IMM) continue;
-        s->heard++;
-        expect(s);
+        s->received++;
+        post_receive(s);
     }
 }
-static void one(struct side *s, int swaps, int asks)
+/* Does one swap, or one round trip, which the end with `asks` begins. */
+static void exchange_once(struct side *s, int swaps, int asks)
 {
-    if (swaps || asks) put(s);
-    hear(s);
-    if (!swaps && !asks) put(s);
+    if (swaps || asks) write_post(s);
+    write_await(s);
+    if (!swaps && !asks) write_post(s);
 }
 static int ascending(const void *a, const void *b)
 {
     double x = *(const double *)a, y = *(const double *)b;
     return (x > y) - (x < y);
 }
+/* Returns the median over batches of the time of one exchange in ns. */
 static double median_ns(struct side *s, int swaps, int asks)
 {
     double ns[BATCHES];
     for (int i = 0; i < BATCHES; i++) {
         double begin = now_ns();
-        for (int k = 0; k < BATCH; k++) one(s, swaps, asks);
+        for (int k = 0; k < BATCH; k++) exchange_once(s, swaps, asks);
         ns[i] = (now_ns() - begin) / BATCH;
     }
     qsort(ns, BATCHES, sizeof *ns, ascending);
@@ -180,11 +189,12 @@ int main(int count, char **words)
     open_device(&s, words[1]);
     int socket = socket_to_other(asks ? words[4] : NULL, words[asks ? 5 : 4]);
     char mine = 0, theirs;
-    tell(socket, &s.mine, &s.theirs, sizeof s.mine);
+    socket_exchange(socket, &s.mine, &s.theirs, sizeof s.mine);
     connect_pair(&s);
-    tell(socket, &mine, &theirs, 1);                    /* both can hear */
+    /* Afterwards both ends can receive. */
+    socket_exchange(socket, &mine, &theirs, 1);
     double there_and_back = median_ns(&s, 0, asks), swap = median_ns(&s, 1, asks);
-    tell(socket, &mine, &theirs, 1);
+    socket_exchange(socket, &mine, &theirs, 1);
     if (asks) printf("latency %.0f\nswap %.0f\n", there_and_back / 2, swap);
     return 0;
 }

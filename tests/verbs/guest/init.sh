@@ -1,9 +1,9 @@
 #!/bin/busybox sh
-# The first process of the guest that tests/support/guest.py boots. Beside it in the initial file system: /modules and
-# the kernel modules it names, /devices.sh, /job, and /settings, which names the checkout ($root), how many devices there
-# are to be ($devices, for $hosts) and for how many seconds the guest may live ($seconds). The machine's files are mounted read-only,
-# with a /tmp, a /run and a /dev/shm of the guest's own. The job's output goes to the second serial line, and what the
-# machine waits for to the console: how the job ended. Whatever happens, the guest is powered off.
+# The first process of the guest that tests/support/guest.py boots. The initial file system also has /modules and the
+# kernel modules that it names, /devices.sh, /job, and /settings. The settings are the folder of the checkout ($root),
+# the numbers of devices and hosts ($devices, $hosts), and the longest life of the guest ($seconds). This script mounts
+# the machine's files read-only, with a /tmp, a /run and a /dev/shm of the guest's own. The output of the job goes to
+# the second serial line, and the line about how the guest ended to the console. In every case the guest is powered off.
 /bin/busybox --install -s /bin
 export PATH=/bin
 . /settings
@@ -22,9 +22,11 @@ mount -t devtmpfs dev dev
 mkdir -p dev/pts dev/shm
 mount -t devpts devpts dev/pts
 for folder in tmp run dev/shm; do mount -t tmpfs -o mode=1777 tmpfs $folder; done
-mkdir -p "./$root" && mount --bind /checkout "./$root" || end "there is no checkout"         # it may be below /tmp
+# The checkout may be below /tmp, over which a new /tmp is mounted by now.
+mkdir -p "./$root" && mount --bind /checkout "./$root" || end "there is no checkout"
 cp /devices.sh /job run
-mount --move . /        # who enters a mount namespace finds itself at its root, so that must not be what we began with
+# A process that enters a mount namespace begins at its root, which must be the machine's files by then.
+mount --move . /
 (sleep "$seconds"; end "nothing for $seconds s") &
 chroot . /bin/sh /run/devices.sh "$devices" "$hosts" || end "there are no devices"
 echo "guest: ready, $(uptime) s" >dev/console
