@@ -1,13 +1,16 @@
-/* Addresses far below all that is mapped, where the kernel, which takes the highest gap, puts nothing by itself: what
- * is unmapped here stays a hole until the test fills it, whatever other threads map meanwhile. */
+/* Addresses far below all other mappings, for tests that unmap memory. If a call of mmap names no address, the kernel
+   uses the highest gap. So a range that a test unmaps here stays a hole until the test maps it again, whatever other
+   threads map meanwhile. */
 #pragma once
 #include <stdatomic.h>
 #include <stdint.h>
 #include <sys/mman.h>
 
-static inline void *aside(size_t bytes)                 /* for mmap to begin at; each call another */
+/* Returns an address to pass to mmap for `bytes` bytes. Each call returns another range. */
+static inline void *aside(size_t bytes)
 {
-    enum { BELOW = 36, APART = 1 << 16 };               /* 64 GiB */
+    /* The ranges are 2^BELOW bytes (64 GiB) below an ordinary mapping, and at least APART bytes apart. */
+    enum { BELOW = 36, APART = 1 << 16 };
     static _Atomic uintptr_t last;
     uintptr_t none = 0, room = (bytes / APART + 2) * APART;
     if (!last) {

@@ -4,7 +4,8 @@
 #include "backend/transports/shm/pair.h"
 #include <string.h>
 
-enum { MOST_EAGER = 65536, MOST_CREDIT = 262144 };      /* of any transport */
+/* The largest eager message and the largest credit of any transport, in bytes. */
+enum { MOST_EAGER = 65536, MOST_CREDIT = 262144 };
 static int next_of(const struct rank *me) { return (me->rank + 1) % me->size; }
 static int before(const struct rank *me) { return (me->rank + me->size - 1) % me->size; }
 unsigned char *buffer(size_t bytes)
@@ -17,7 +18,7 @@ unsigned char *buffer(size_t bytes)
 /* ---- order ---- */
 enum { ORDERED = 150 };
 static size_t mixed_size(int k) { return k % 7 == 3 ? 9000 + (size_t)k : (size_t)(k * 37 % 300); }
-/* One name, small and large in turn: the k-th send is the k-th receive, whichever way it travels. */
+/* Small and large messages of one name travel in different ways. The k-th send still meets the k-th receive. */
 static void order_within_a_name(struct rank *me)
 {
     struct transfer out[ORDERED], in[ORDERED];
@@ -41,7 +42,8 @@ static void order_within_a_name(struct rank *me)
     free(sent);
     free(got);
 }
-/* Nobody receives A, whole rings full of small ones and a large one, until B is through. */
+/* Each rank sends messages of name A: several rings of small ones, and a large one. No rank receives them before a
+   message of name B has arrived. */
 static void names_are_independent(struct rank *me)
 {
     enum { UNWANTED = 300, LARGE = 200000 };
@@ -125,7 +127,8 @@ static void any_peer(struct rank *me)
     rank_await(me, x, n);
     for (int parity = 0; parity < 2 && me->rank == 0; parity++) {
         for (int r = 0; r < me->size; r++) seen[r] = parity;
-        for (int k = parity; k < n; k += 2) { /* those of one peer in the order in which it sent them */
+        /* Messages of one peer arrive in the order in which it sent them. */
+        for (int k = parity; k < n; k += 2) {
             int source = x[k].source;
             REQUIRE(x[k].state == TRANSFER_DONE && source > 0 && source < me->size);
             REQUIRE(bytes_are(data + k * 6000, parity ? 6000 : 20, (uint64_t)(source * EACH + seen[source])));
@@ -178,8 +181,8 @@ static void many_at_once_in_any_order(struct rank *me)
 }
 
 /* ---- pieces ---- */
-/* The sender pads each of its four chunks after 3/4, the receiver its first after half, and takes the others as one:
-   real bytes meet where both are real, and memory beside them is left alone. */
+/* The sender has four chunks, each padded after 3/4. The receiver has a piece of one chunk and a piece of three, both
+   padded in the last half chunk. Bytes that both ends have are copied, and memory at the padding is not written. */
 static void padded(struct rank *me, size_t chunk)
 {
     size_t real = chunk / 4 * 3, half = chunk / 2;
@@ -207,7 +210,7 @@ static void padding_is_skipped_on_both_sides(struct rank *me)
     static const size_t chunks[] = { 8, 400, 1024, 20000, 300000 };
     for (int i = 0; i < 5; i++) padded(me, chunks[i]);
 }
-/* Hundreds of pieces of every small size, empty ones among them, cut differently at the two ends. */
+/* The sender has 700 pieces of 0 to 776 bytes, the receiver has two. */
 static void pieces_are_cut_differently(struct rank *me)
 {
     enum { PIECES = 700 };
@@ -235,8 +238,8 @@ static void pieces_are_cut_differently(struct rank *me)
 }
 
 /* ---- mismatch ---- */
-/* A large message: both ends learn of it and of the other's bytes. A small one that is over for its sender: the
-   receiver does. */
+/* The receive fails, and reports the sender's bytes. The send fails too, and reports the receiver's bytes, unless it
+   was eager and had completed before. */
 static void bytes_that_differ(struct rank *me)
 {
     static const size_t pairs[][2] = { { 10, 11 }, { 11, 0 }, { 0, 5 }, { 3000, 10 }, { 100000, 10 }, { 10, 100000 },
@@ -318,7 +321,8 @@ static void a_cancelled_send_is_not_received(struct rank *me)
     while (!rank_keeps(me, before(me), 8)) rank_poll(me);
     rank_meet(me);
     cancel(me, &out);
-    while (rank_keeps(me, before(me), 8)) rank_poll(me); /* the withdrawal travels as the message did */
+    /* The receiver keeps the message until the withdrawal has arrived. */
+    while (rank_keeps(me, before(me), 8)) rank_poll(me);
     rank_recv(me, &in, before(me), 8, &of_in, got, 90000);
     rank_meet(me);
     REQUIRE(in.state == TRANSFER_POSTED);
@@ -331,9 +335,9 @@ static void a_cancelled_send_is_not_received(struct rank *me)
     free(sent);
     free(got);
 }
-/* Even ranks let go of a large send, odd ranks of a large receive, at whatever point they are; the next messages are
-   whole. */
-static void letting_go_midway_harms_nothing(struct rank *me)
+/* After 0 to 7 polls each rank cancels a large send and a large receive, even and odd ranks in different order. The
+   next messages arrive whole. */
+static void cancelling_midway_harms_no_later_message(struct rank *me)
 {
     enum { LARGE = 3 << 20 };
     unsigned char *sent = buffer(LARGE), *got = buffer(LARGE);
@@ -356,8 +360,8 @@ static void letting_go_midway_harms_nothing(struct rank *me)
 }
 
 /* ---- credit ---- */
-/* Of a flood that nobody receives few are over, whatever is polled; the others wait with their sender, and a message of
-   another name passes. Then all arrive in order. */
+/* While no rank receives a flood of messages, only as many of its sends complete as the credit allows. The others wait
+   at their sender, and a message of another name passes them. Then all arrive in order. */
 static void a_flood_is_bounded(struct rank *me)
 {
     enum { FLOOD = 800, BYTES = 500, MOST = MOST_CREDIT / BYTES };
@@ -387,8 +391,8 @@ static void a_flood_is_bounded(struct rank *me)
 }
 
 /* ---- a peer that is gone ---- */
-/* The last rank goes: whatever the first has with it or begins with it fails and says why, at whatever point it is.
-   With the others it goes on, and so do receives from any peer. */
+/* Transfers with the last rank that rank 0 has posted before the loss, at any stage, or posts afterwards, fail with a
+   reason. A receive from any peer still takes a message of another rank. */
 void the_last_rank_goes(struct rank *me)
 {
     enum { LARGE = 200000 };
@@ -397,15 +401,17 @@ void the_last_rank_goes(struct rank *me)
     unsigned char *data = buffer(6 * LARGE), last = (unsigned char)me->rank, first = 0xee;
     int gone = me->size - 1;
     if (me->rank == 0) {
-        rank_send(me, &x[0], gone, 1, &pieces[0], data, LARGE); /* no receive */
-        rank_recv(me, &x[1], gone, 2, &pieces[1], data + LARGE, LARGE); /* no send */
-        rank_send(me, &x[2], gone, 3, &pieces[2], data + 2 * LARGE, LARGE); /* met */
-        rank_recv(me, &x[3], gone, 4, &pieces[3], data + 3 * LARGE, LARGE); /* met */
+        /* The last rank posts no other end of x[0] and x[1]. */
+        rank_send(me, &x[0], gone, 1, &pieces[0], data, LARGE);
+        rank_recv(me, &x[1], gone, 2, &pieces[1], data + LARGE, LARGE);
+        rank_send(me, &x[2], gone, 3, &pieces[2], data + 2 * LARGE, LARGE);
+        rank_recv(me, &x[3], gone, 4, &pieces[3], data + 3 * LARGE, LARGE);
         rank_recv(me, &other, TRANSFER_ANY_PEER, 5, &of_other, &first, 1);
     } else if (me->rank == gone) {
         rank_recv(me, &x[0], 0, 3, &pieces[0], data, LARGE);
         rank_send(me, &x[1], 0, 4, &pieces[1], data + LARGE, LARGE);
-        rank_send(me, &x[2], 0, 6, &pieces[2], data + 2 * LARGE, LARGE); /* nobody receives it */
+        /* Rank 0 posts the receive of this message only after the loss. */
+        rank_send(me, &x[2], 0, 6, &pieces[2], data + 2 * LARGE, LARGE);
         for (int n = 0; n < 5; n++) router_poll(me->router);
     }
     rank_meet(me);
@@ -414,9 +420,12 @@ void the_last_rank_goes(struct rank *me)
         rank_send(me, &x[4], gone, 1, &pieces[4], data, 8);
         rank_recv(me, &x[5], gone, 6, &pieces[5], data, LARGE);
         for (int k = 0; k < 6; k++) {
-            if (x[k].state == TRANSFER_DONE && (k == 0 || k == 2 || k == 3)) continue; /* 0: the other let go of it */
+            /* x[2] and x[3] may have completed before the loss. x[0] completes if the last rank releases the announced
+               message when it loses rank 0. */
+            if (x[k].state == TRANSFER_DONE && (k == 0 || k == 2 || k == 3)) continue;
             bool failed = x[k].state == TRANSFER_FAILED && x[k].status == TUTTI_PEER_LOST;
-            failed |= k == 3 && x[k].status == TUTTI_ABORTED;          /* the other has let go of it before */
+            /* The last rank may have withdrawn its send to x[3] before. */
+            failed |= k == 3 && x[k].status == TUTTI_ABORTED;
             if (!failed) fprintf(stderr, "transfer %d: state %d, status %d\n", k, (int)x[k].state, (int)x[k].status);
             REQUIRE(failed);
         }
@@ -445,7 +454,7 @@ static body *const bodies[] = {
     to_oneself,
     a_cancelled_receive_takes_nothing,
     a_cancelled_send_is_not_received,
-    letting_go_midway_harms_nothing,
+    cancelling_midway_harms_no_later_message,
     a_flood_is_bounded,
 };
 void the_contract(struct rank *me)

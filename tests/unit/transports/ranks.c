@@ -36,7 +36,7 @@ static unsigned char *callback_pair(void *context, int from, int to)
     struct table *t = context;
     return t->memory + ((size_t)from * (size_t)t->size + (size_t)to) * t->pair_bytes;
 }
-/* Protection belongs to a process, so this is for threads only. */
+/* Makes the range accessible. Processes cannot use it, because each has its own protection of the memory. */
 static tutti_status callback_open(void *context, void *at, size_t bytes)
 {
     struct table *t = context;
@@ -53,7 +53,7 @@ static tutti_status callback_is_open(void *context, void *at, size_t bytes)
 }
 static void callback_ring(void *context, int rank) { atomic_fetch_add(&((struct table *)context)->bells[rank], 1); }
 static void callback_stream(void *to, const void *from, size_t bytes) { memcpy(to, from, bytes); }
-/* Addresses serve as offsets: all are in this process. */
+/* The context of one rank's callbacks. Offsets of locations are addresses, because all ranks are in one process. */
 struct seat_callbacks {
     struct table *table;
     int rank;
@@ -211,7 +211,7 @@ void run_threads(int size, struct router **routers, enum waiting waiting, struct
     for (int r = 0; r < size; r++) pthread_join(seats[r].thread, NULL);
     alarm(0);
 }
-/* Whoever reads a send may be kept from its core for long. */
+/* A cancel waits for the reader of its send as long as a test may take, because the reader may not get a core. */
 static struct inproc_options options_of(unsigned seed)
 {
     return (struct inproc_options){ .seed = seed, .delay = 40, .budget = 8, .cancel_ms = RANKS_SECONDS * 1000 };
@@ -292,7 +292,7 @@ static void sleep_until_bell(struct rank *me, uint32_t seen)
     struct wait_set set = { .count = 0 };
     wait_set_add(&set, &me->bell->rings, seen, &me->bell->waiters, false);
     wait_set_sleep(&set, RANKS_SECONDS * 1000 / 2);
-    if (atomic_load(&me->bell->rings) == seen) ranks_stop(me->rank, __FILE__, __LINE__, "somebody woke it");
+    if (atomic_load(&me->bell->rings) == seen) ranks_stop(me->rank, __FILE__, __LINE__, "its bell has rung");
 }
 bool rank_poll(struct rank *me)
 {

@@ -7,10 +7,13 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-enum { RANKS_SECONDS = 600 };             /* then a test has hung, however busy the machine is */
-struct hall { _Atomic int arrived; };   /* where ranks meet */
+/* A test that takes longer has hung, however busy the machine is. */
+enum { RANKS_SECONDS = 600 };
+/* The barrier of rank_meet, which counts all arrivals. */
+struct hall { _Atomic int arrived; };
 struct alarm_bell { _Atomic uint32_t rings, waiters; };
-/* While a rank waits for messages: it polls; or sleeps on its bell, delays being counted in polls or in time. */
+/* How a rank waits for messages: POLLS only polls, the others sleep on the bell. Delays of inproc count microseconds
+   with SLEEPS_IN_TIME, and polls otherwise. */
 enum waiting { POLLS, SLEEPS, SLEEPS_IN_TIME };
 struct rank {
     int rank, size;
@@ -24,39 +27,50 @@ typedef void body(struct rank *me);
     do {                                                                                                               \
         if (!(condition)) rank_stop(me, __FILE__, __LINE__, #condition);                                               \
     } while (0)
+/* These print the condition that is not met, with its place and rank, and end the process. rank_stop also prints the
+   reason of the router. */
 _Noreturn void rank_stop(const struct rank *me, const char *file, int line, const char *condition);
 _Noreturn void ranks_stop(int rank, const char *file, int line, const char *condition);
 
-/* inproc: delays up to 40 polls or microseconds, from `seed` */
+/* The next five run `each` on all ranks, and return when all ranks have returned from it. */
+/* Threads over inproc, with delays of up to 40 polls or microseconds, drawn from `seed`. */
 void ranks_inproc(int size, unsigned seed, enum waiting waiting, body *each);
-/* shm, threads: the memory cannot be touched before it is reserved */
+/* Threads over shm, whose memory is inaccessible until it is reserved. */
 void ranks_threads(int size, body *each);
+/* Processes over shm. */
 void ranks_processes(int size, body *each);
-/* shm, threads: and peers may touch the memory of the ranks whose bits are set in `reachable` */
+/* Threads over shm. Peers can reach the memory of the ranks whose bits are set in `reachable`. */
 void ranks_sharing(int size, unsigned reachable, body *each);
-/* shm between the ranks of a host, inproc between hosts, both threads; layout_host[size] */
+/* Threads, over shm on a host and over inproc between hosts. Rank r is on host host_of[r]. */
 void ranks_mixed(int size, const int *host_of, unsigned seed, body *each);
-/* All ranks in this thread: connects `size` routers over shared memory that cannot be touched before it is
-   reserved. `reserves`: how many reservations succeed before one is refused (-1: all). bells[rank] counts the
-   rings. */
+/* The routers of `size` ranks over shm, for tests in which one thread acts as all ranks. The shared memory is
+   inaccessible until it is reserved. */
 struct table {
+    /* `reserves` more reservations succeed; -1: all. */
     int size, reserves;
+    /* The pairs, pair_bytes each, by sender and receiver. */
     unsigned char *memory;
     size_t pair_bytes;
+    /* The number of rings of each rank's bell. */
     _Atomic uint32_t *bells;
     struct router **routers;
-    /* what peers can reach: the memory of these ranks, after `delay` askings; or not any more, or not at all */
+    /* Peers can reach the memory of the ranks whose bits are set. */
     unsigned reachable;
+    /* The first `delay` calls of the callback `reach` return IN_PROGRESS; `asked` counts the calls. */
     int delay, asked;
+    /* The callback `enter` returns false. */
     bool forbidden;
+    /* The error that the callback `reach` returns, or OK. */
     tutti_status refusal;
     struct seat_callbacks *all_callbacks;
 };
+/* These create and connect the routers. table_open_sharing lets peers reach the memory of the ranks in `reachable`. */
 void table_open(struct table *table, int size, int reserves);
 void table_open_sharing(struct table *table, int size, unsigned reachable);
 void table_close(struct table *table);
+/* Returns the callbacks of table_open. */
 struct shm_callbacks table_callbacks(struct table *table);
-/* The same over both transports: ranks of one host by shm, the others by inproc. */
+/* The routers of `size` ranks on several hosts: shm connects the ranks of a host, inproc the others. */
 enum { MOST_RANKS = 16 };
 struct mixed {
     int size;
@@ -68,18 +82,28 @@ void mixed_open(struct mixed *mixed, int size, const int *host_of, const struct 
 void mixed_close(struct mixed *mixed);
 
 /* ---- for bodies ---- */
-struct message_name name_of(uint64_t name); /* differs in both parts */
-bool rank_poll(struct rank *me);            /* false: nothing moved, it has let others work, or slept */
-void rank_settle(struct rank *me); /* polls until all that was on its way has come */
-bool rank_keeps(const struct rank *me, int source, uint64_t name); /* a message that no receive has met */
-void rank_meet(struct rank *me);                                               /* a barrier that polls */
-void rank_await(struct rank *me, const struct transfer *transfers, int count); /* until none is posted any more */
+/* Returns a message name with this number. */
+struct message_name name_of(uint64_t name);
+/* Polls once. false: nothing moved, and the rank has yielded or slept. */
+bool rank_poll(struct rank *me);
+/* Polls for long enough that messages under way arrive. */
+void rank_settle(struct rank *me);
+/* Returns whether a message of this name from `source` has arrived and met no receive. */
+bool rank_keeps(const struct rank *me, int source, uint64_t name);
+/* A barrier of all ranks, which polls while it waits. */
+void rank_meet(struct rank *me);
+/* Polls until all transfers are over. */
+void rank_await(struct rank *me, const struct transfer *transfers, int count);
+/* These post a transfer of one piece, and return x. They fill in x and *piece. */
 struct transfer *rank_send(struct rank *me, struct transfer *x, int peer, uint64_t name, struct piece *piece,
     const void *at, size_t bytes);
 struct transfer *rank_recv(struct rank *me, struct transfer *x, int peer, uint64_t name, struct piece *piece, void *at,
     size_t bytes);
 
-/* ---- for those who make worlds of ranks ---- */
+/* ---- for functions that create ranks ---- */
+/* Maps zeroed memory that forked children share. */
 void *shared_memory(size_t bytes, int protection);
+/* Creates a router whose bell is `bell`; NULL: it has none. */
 struct router *new_router(int rank, int size, struct alarm_bell *bell);
+/* Runs `each` on a thread for each router. bells: one for each rank, or NULL if no rank sleeps. */
 void run_threads(int size, struct router **routers, enum waiting waiting, struct alarm_bell *bells, body *each);

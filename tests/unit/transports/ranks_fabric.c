@@ -1,4 +1,4 @@
-/* Cards go from rank to rank through memory that all share. */
+/* Ranks exchange the addresses of their fabrics through memory that they share. */
 #include "tests/unit/transports/ranks_fabric.h"
 #include "backend/base/status.h"
 #include <string.h>
@@ -19,7 +19,8 @@ struct table_of_addresses {
         } addresses[NETWORKS_AT_MOST];
     } rank[MOST_RANKS];
 };
-/* What leads from rank to rank: several are beside each other. apart: each rank has its own, fabrics[k][rank]. */
+/* The networks beside each other that connect the ranks. apart: each rank has its own fabric, fabrics[k][rank];
+   otherwise the ranks of a process share fabrics[k]. */
 struct ways { struct fabric *fabrics[NETWORKS_AT_MOST]; int count; bool apart; };
 static struct fabric *fabric_of(const struct ways *w, int k, int rank) { return w->fabrics[k] + (w->apart ? rank : 0); }
 static const unsigned char *process_of(void *context, int rank)
@@ -66,7 +67,7 @@ static void open_rank(const struct ways *w, struct table_of_addresses *t, int ra
         atomic_store(&t->rank[rank].addresses[k].ready, true);
     }
 }
-/* Beside each other the first is for what is short, the next for what is longer. */
+/* Connects a rank. With these link costs messages of up to some 1,010 bytes take the first of two networks. */
 static void connect_rank(const struct ways *w, struct table_of_addresses *t, struct router *router)
 {
     static const struct link_cost link_costs[NETWORKS_AT_MOST] = { { 100, 100, 1 }, { 1100, 1100, 0.01 } };
@@ -85,7 +86,8 @@ bool fabric_is_there(const char *name, void (*describe)(char *out, size_t bytes)
     char text[1024];
     int how;
     fflush(NULL);
-    pid_t child = fork(); /* the library is opened once, and by each test in its own way */
+    /* A child opens the library: a process opens it only once, and the caller may need other settings. */
+    pid_t child = fork();
     if (child == 0) {
         describe(text, sizeof text);
         printf("%s: %s\n", name, text);

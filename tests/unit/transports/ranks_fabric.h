@@ -3,16 +3,19 @@
 #include "backend/transports/fabric/fabric.h"
 #include "tests/unit/transports/ranks.h"
 
-enum { SKIPPED = 77 };   /* what a test returns then */
-/* What `tutti info` says of a fabric, printed: false, it is not there. */
+/* The result of a test file that is skipped. */
+enum { SKIPPED = 77 };
+/* Prints what `tutti info` reports about a fabric. false: the fabric is unavailable here. */
 bool fabric_is_there(const char *name, void (*describe)(char *out, size_t bytes));
-struct key_id ranks_key(void);  /* of the one group that all ranks of a test are of */
-/* threads of one process, which share the fabric */
+/* Returns the id of the key of the one group that the ranks of a test form. */
+struct key_id ranks_key(void);
+/* Runs `each` on threads that share the fabric of their process. */
 void ranks_fabric_threads(struct fabric *fabric, int size, enum waiting waiting, body *each);
-/* threads, each as if it were a process of its own: fabrics[size] */
+/* Runs `each` on threads with a fabric each, fabrics[size], as processes have. */
 void ranks_fabric_apart(struct fabric *fabrics, int size, enum waiting waiting, body *each);
+/* Runs `each` on processes. */
 void ranks_fabric_processes(struct fabric *fabric, int size, enum waiting waiting, body *each);
-/* Over two beside each other: of some 1,010 bytes on a message goes by the second. */
+/* These have two networks beside each other. Messages of more than some 1,010 bytes take the second. */
 void ranks_fabric_apart_beside(struct fabric *first, struct fabric *next, int size, enum waiting waiting, body *each);
 void ranks_fabric_processes_beside(struct fabric *first, struct fabric *next, int size, enum waiting waiting,
     body *each);

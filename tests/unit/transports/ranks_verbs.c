@@ -1,4 +1,4 @@
-/* The library is opened in place of the real one, by the setting that a user has for it. */
+/* Opens the fake provider (tests/verbs) in place of libibverbs, by the setting TUTTI_VERBS. */
 #include "tests/unit/transports/ranks_verbs.h"
 #include "backend/transports/verbs/verbs.h"
 #include <dlfcn.h>

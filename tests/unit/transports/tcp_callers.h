@@ -1,4 +1,5 @@
-/* Two fabrics of sockets, and callers whose sockets a test writes to by hand. For one test file. */
+/* Two TCP fabrics, and connections to the first one whose bytes a test writes itself. One test file includes this
+   header. */
 #pragma once
 #include "backend/base/memory.h"
 #include "backend/base/status.h"
@@ -42,7 +43,7 @@ static int tear_down(void **state)
     return 0;
 }
 
-/* ---- callers by hand ---- */
+/* ---- connections by hand ---- */
 static int connect_by_hand(void)
 {
     struct sockaddr_in name = { .sin_family = AF_INET, .sin_port = htons(address.port) };
@@ -58,7 +59,7 @@ static void send_all(int s, const void *data, size_t bytes)
     assert_int_equal(send(s, data, bytes, MSG_NOSIGNAL), bytes);
 }
 static void receive_all(int s, void *into, size_t bytes) { assert_int_equal(recv(s, into, bytes, MSG_WAITALL), bytes); }
-/* The opening has come, and a hello is ready that is right, but has not been sent. */
+/* Receives the opening of the fabric, and prepares a valid hello without sending it. */
 static struct handshake handshake_prepare(int s, unsigned char nonce, uint64_t number)
 {
     struct handshake h;
@@ -68,7 +69,8 @@ static struct handshake handshake_prepare(int s, unsigned char nonce, uint64_t n
     assert_int_equal(handshake_send_hello(&h, &from, (unsigned char[16]){ 1 }, &key, number, -1), -EBADF);
     return h;
 }
-static void assert_closed(int s) /* without a word */
+/* Checks that the fabric closes the connection without sending a byte, and closes the socket. */
+static void assert_closed(int s)
 {
     char byte;
     ssize_t n = recv(s, &byte, 1, 0);
@@ -81,6 +83,7 @@ static void await_welcome(int s, struct handshake *h)
     while ((got = handshake_receive_answer(h, s)) == 0) nanosleep(&(struct timespec){ 0, 100000 }, NULL);
     assert_int_equal(got, 1);
 }
+/* Connects as the process with this nonce, in its connection attempt `number`. Returns the socket. */
 static int call_numbered(unsigned char nonce, uint64_t number)
 {
     int s = connect_by_hand();
@@ -90,7 +93,7 @@ static int call_numbered(unsigned char nonce, uint64_t number)
     return s;
 }
 static int call_well(unsigned char nonce) { return call_numbered(nonce, 1); }
-/* The latest of that process, whatever became of it. */
+/* Returns a copy of the latest endpoint to that process, even if it is broken. */
 static struct endpoint endpoint_seen(struct fabric *fabric, const unsigned char process[16])
 {
     pthread_mutex_lock(&fabric->lock);

@@ -1,5 +1,5 @@
-/* Sockets beside verbs on the fake device: the contract holds over both as over one, and each message takes the network
-   that is faster for it by the link costs. test_contract.c has sockets beside UCX. */
+/* TCP and verbs as two networks of the same ranks, on the fake provider. The contract holds as over one network, and
+   each message takes the network with the least link cost. test_contract.c has TCP beside UCX. */
 #include "backend/transports/fabric/fabric_transport.h"
 #include "backend/transports/tcp/tcp.h"
 #include "backend/transports/verbs/verbs.h"
@@ -26,12 +26,12 @@ static void ranks_run_beside(int size, enum waiting waiting, body *each)
     ranks_fabric_apart_beside(sockets, verbs_fabrics, size, waiting, each);
     assert_int_equal(fake.fake_left(), 0);
 }
-static void test_sockets_and_verbs(void **state)
+static void test_contract_holds_over_tcp_beside_verbs(void **state)
 {
     (void)state;
     for (int size = LEAST; size <= MOST; size++) ranks_run_beside(size, size % 2 ? SLEEPS : POLLS, the_contract);
 }
-static void test_a_rank_that_is_gone(void **state)
+static void test_transfers_with_a_lost_rank_fail(void **state)
 {
     (void)state;
     ranks_run_beside(3, SLEEPS, the_last_rank_goes);
@@ -54,7 +54,7 @@ static uint64_t fake_count_requests(void)
 {
     return fake.fake_count(FAKE_WRITES_WITH_IMMEDIATE) + fake.fake_count(FAKE_READS);
 }
-/* Until a network has connected all goes by another. */
+/* Until verbs has connected, all messages go by TCP. */
 static void each_for_its_own(struct rank *me)
 {
     struct transfer x;
@@ -73,7 +73,8 @@ static void each_for_its_own(struct rank *me)
     REQUIRE(fake_count_requests() == before + 1);
     rank_meet(me);
     rank_exchange(me, &x, 2, &piece, 1 << 20);
-    REQUIRE(fake_count_requests() == before + 4);                  /* an offer, a read, and that it is done */
+    /* OFFER, a read, and DONE. */
+    REQUIRE(fake_count_requests() == before + 4);
     rank_meet(me);
     router_use_network(me->router, 0);
     rank_exchange(me, &x, 3, &piece, 1 << 20);
@@ -83,13 +84,13 @@ static void each_for_its_own(struct rank *me)
     rank_exchange(me, &x, 4, &piece, 8);
     REQUIRE(fake_count_requests() == before + 5);
 }
-static void test_each_message_takes_the_faster_one(void **state)
+static void test_each_message_takes_the_faster_network(void **state)
 {
     (void)state;
     ranks_run_beside(2, POLLS, each_for_its_own);
 }
 
-/* ---- what goes wrong with one of them ---- */
+/* ---- failures of one network ---- */
 static void run_with(const struct fabric_operations *verbs, enum waiting waiting, body *each)
 {
     for (int r = 0; r < 2; r++) verbs_fabrics[r].operations = verbs;
@@ -116,19 +117,19 @@ static void all_is_refused(struct rank *me)
     REQUIRE(strstr(me->router->reason, "cannot send to rank") && strstr(me->router->reason, "there is no room"));
     rank_meet(me);
 }
-static void test_why_one_cannot_connect_is_told(void **state)
+static void test_a_failed_send_reports_why_connecting_failed(void **state)
 {
     struct fabric_operations verbs = verbs_operations;
     (void)state;
     verbs.connect = connect_nowhere;
     run_with(&verbs, POLLS, all_is_refused);
 }
-/* What breaks before it has ever connected, and nobody waits for, is missed by nobody. */
-static tutti_status connect_in_vain(struct fabric *fabric, const unsigned char process[16], const struct key_id *key,
+/* Connects, and breaks the connection before it opens. No message waits for it, so no rank is lost. */
+static tutti_status connect_and_break(struct fabric *fabric, const unsigned char process[16], const struct key_id *key,
     const unsigned char *address, size_t bytes, struct endpoint **out)
 {
     TRY(verbs_operations.connect(fabric, process, key, address, bytes, out));
-    endpoint_mark_broken(fabric, *out, "nobody answers there");
+    endpoint_mark_broken(fabric, *out, "no process answers there");
     return TUTTI_OK;
 }
 static void all_goes_by_sockets(struct rank *me)
@@ -140,18 +141,19 @@ static void all_goes_by_sockets(struct rank *me)
     for (uint64_t name = 5; name < 10; name++) rank_exchange(me, &x, name, &piece, 1 << 20);
     REQUIRE(me->router->reason[0] == 0);
 }
-static void run_in_vain(void)
+static void run_with_broken_verbs(void)
 {
     struct fabric_operations verbs = verbs_operations;
-    verbs.connect = connect_in_vain;
+    verbs.connect = connect_and_break;
     run_with(&verbs, POLLS, all_goes_by_sockets);
 }
-static void test_a_connection_that_nobody_needs_may_break(void **state)
+static void test_a_broken_connection_that_no_message_needs_is_logged_once(void **state)
 {
     (void)state;
-    const char *said = said_by(run_in_vain);
-    const char *words = "rank 0 has no connection by verbs with rank 1 on the host of rank 1 (nobody answers there): "
-                        "messages go by another network";
+    const char *said = said_by(run_with_broken_verbs);
+    const char *words =
+        "rank 0 has no connection by verbs with rank 1 on the host of rank 1 (no process answers there): "
+        "messages go by another network";
     const char *first = strstr(said, words);
     assert_non_null(first);
     assert_null(strstr(first + 1, words));
@@ -164,24 +166,24 @@ static void run_long(struct rank *me)
     usleep((UNCONNECTED_MS + 100) * 1000);
     for (uint64_t name = 1; name < 4; name++) rank_exchange(me, &x, name, &piece, 8);
 }
-static void run_without_greetings(void)
+static void run_without_handshakes(void)
 {
     const struct fake_faults faults = { .seed = 1, .drop = 1000000 };
     networks_reset();
     fake.fake_set_faults(&faults);
     ranks_fabric_apart_beside(sockets, verbs_fabrics, 2, POLLS, run_long);
 }
-static void test_a_connection_that_never_comes_is_told_once(void **state)
+static void test_a_connection_that_never_opens_is_logged_once(void **state)
 {
     (void)state;
-    const char *said = said_by(run_without_greetings);
+    const char *said = said_by(run_without_handshakes);
     const char *words = "rank 0 has no connection by verbs with rank 1 on the host of rank 1 (it is still asked for)";
     const char *first = strstr(said, words);
     assert_non_null(first);
     assert_null(strstr(first + 1, words));
 }
-/* A large message is held because its connection broke; a small one of the same name, which would go by the other
-   network, is not to take its place. */
+/* A large message is held because its connection broke. A small one of the same name, which would go by the other
+   network, must not overtake it. */
 static void one_breaks(struct rank *me)
 {
     struct transfer x[2];
@@ -212,11 +214,11 @@ static void one_breaks(struct rank *me)
     if (me->rank == 1) {
         rank_settle(me);
         REQUIRE(x[0].state == TRANSFER_POSTED || x[0].status == TUTTI_PEER_LOST);
-        router_lose_peer(me->router, 0, status_fail(TUTTI_PEER_LOST, "the link says so"));
+        router_lose_peer(me->router, 0, status_fail(TUTTI_PEER_LOST, "the link has ended"));
     }
     rank_meet(me);
 }
-static void test_what_a_broken_one_holds_is_not_overtaken(void **state)
+static void test_a_message_that_a_broken_network_holds_is_not_overtaken(void **state)
 {
     (void)state;
     ranks_run_beside(2, POLLS, one_breaks);
@@ -226,13 +228,13 @@ int test_beside(void)
 {
     if (!ranks_verbs_open()) return 1;
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_sockets_and_verbs),
-        cmocka_unit_test(test_a_rank_that_is_gone),
-        cmocka_unit_test(test_each_message_takes_the_faster_one),
-        cmocka_unit_test(test_why_one_cannot_connect_is_told),
-        cmocka_unit_test(test_a_connection_that_nobody_needs_may_break),
-        cmocka_unit_test(test_a_connection_that_never_comes_is_told_once),
-        cmocka_unit_test(test_what_a_broken_one_holds_is_not_overtaken),
+        cmocka_unit_test(test_contract_holds_over_tcp_beside_verbs),
+        cmocka_unit_test(test_transfers_with_a_lost_rank_fail),
+        cmocka_unit_test(test_each_message_takes_the_faster_network),
+        cmocka_unit_test(test_a_failed_send_reports_why_connecting_failed),
+        cmocka_unit_test(test_a_broken_connection_that_no_message_needs_is_logged_once),
+        cmocka_unit_test(test_a_connection_that_never_opens_is_logged_once),
+        cmocka_unit_test(test_a_message_that_a_broken_network_holds_is_not_overtaken),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

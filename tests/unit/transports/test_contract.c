@@ -1,5 +1,6 @@
-/* The contract over each network, and over two beside each other, on loopback. A row of the table is a test: how its
-   ranks are made, how many they are, and how they wait. `unit_transports test_contract NETWORK` runs those of one. */
+/* The contract over each network, and over two beside each other, on loopback. Each row of a table is a test, with
+   the kind of the ranks, their number, and how they wait. `unit_transports test_contract NETWORK` runs the rows
+   of one network. */
 #include "backend/transports/tcp/tcp.h"
 #include "backend/transports/ucx/ucx.h"
 #include "backend/transports/verbs/verbs.h"
@@ -13,9 +14,10 @@ enum { LEAST = 2, MOST = 3 };
 enum { LEAST = 1, MOST = 4 };
 #endif
 static struct fabric apart[MOST];
-/* Threads share the fabric of their process, or each is like a process and has one of its own. */
+/* THREADS share the fabric of their process. THREADS_APART are threads with a fabric each, as processes have. */
 enum ranks_are { PROCESSES, THREADS, THREADS_APART };
-/* Ranks of `fabric`, with `next` beside it, in groups of an odd and of an even number of ranks. */
+/* Runs `each` over `fabric`, and over `next` beside it unless NULL, with groups of `least` to `most` ranks. `odd` and
+   `even` are how ranks wait in groups of an odd and of an even size. */
 static struct row {
     const char *network, *test;
     enum ranks_are ranks_are;

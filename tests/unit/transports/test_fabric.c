@@ -1,9 +1,9 @@
-/* What a process may say to the ports of another, over a fabric that is none: the test delivers each message by hand,
-   by the endpoint of the process that it stands for, while the rank polls and while it does not. What cannot be ends
-   the connection of who has sent it, with a reason that names the rank, and harms nobody else. */
-#include "tests/unit/transports/pretended_fabric.h"
+/* Messages that other processes may send, over a fake fabric: the test delivers each message by the endpoint to the
+   process that sends it, while the rank polls and while it does not. An invalid message closes the connection of its
+   sender, with a reason that names the rank, and no other connection. */
+#include "tests/unit/transports/fake_fabric.h"
 
-/* ---- one key ---- */
+/* ---- withdrawals ---- */
 static void withdraws_by_another_name(void)
 {
     unsigned char in[100];
@@ -15,20 +15,21 @@ static void withdraws_by_another_name(void)
     assert_int_equal(released, 1);
     rank_recv(&me, &x, 1, 9, &piece, in, sizeof in);
     poll_all();
-    assert_int_equal(x.state, TRANSFER_POSTED); /* it was taken back */
+    /* The message that the receive would have met was withdrawn. */
+    assert_int_equal(x.state, TRANSFER_POSTED);
     assert_true(rndv_announce(1, 9, 100, 8));
     poll_all();
     assert_int_equal(x.state, TRANSFER_DONE);
     assert_int_equal(fetched, 1);
     assert_int_equal(ended, 0);
 }
-static void test_a_withdrawal_takes_what_its_id_says(void **state)
+static void test_a_withdrawal_finds_its_message_by_id(void **state)
 {
     (void)state;
     in_both_ways(withdraws_by_another_name);
 }
-/* Of another rank, or of one that was never announced: nobody is harmed. */
-static void withdraws_what_is_not_its_own(void)
+/* A withdrawal with the id of another rank's message, or with an unknown id, has no effect. */
+static void withdraws_unknown_ids(void)
 {
     unsigned char in[100];
     struct transfer x;
@@ -42,26 +43,26 @@ static void withdraws_what_is_not_its_own(void)
     assert_int_equal(x.state, TRANSFER_DONE);
     assert_int_equal(released, 0);
 }
-static void test_a_withdrawal_of_nothing_takes_nothing(void **state)
+static void test_a_withdrawal_with_a_foreign_or_unknown_id_is_ignored(void **state)
 {
     (void)state;
-    in_both_ways(withdraws_what_is_not_its_own);
+    in_both_ways(withdraws_unknown_ids);
 }
 static void announces_twice(void)
 {
     assert_true(rndv_announce(2, 9, 100, 7));
     assert_false(rndv_announce(2, 10, 100, 7));
     assert_refused(2, "its process has announced a message twice");
-    assert_heard(1, 3);
+    assert_received(1, 3);
 }
-static void test_an_id_is_used_once(void **state)
+static void test_announcing_an_id_twice_is_refused(void **state)
 {
     (void)state;
     in_both_ways(announces_twice);
 }
 
-/* ---- whose it is ---- */
-static void speaks_for_another_rank(void)
+/* ---- senders ---- */
+static void sends_for_another_rank(void)
 {
     unsigned char in[2][8] = { { 0xee } }, noise[8] = { 0 };
     struct transfer x[2];
@@ -73,17 +74,18 @@ static void speaks_for_another_rank(void)
     assert_refused(2, "its process has sent a message as another process");
     assert_int_equal(x[0].state, TRANSFER_POSTED);
     assert_int_equal(in[0][0], 0xee);
-    assert_heard(1, 5);
-    rank_await(&me, &x[1], 1); /* the connection is held for a second */
+    assert_received(1, 5);
+    /* A rank is lost when its connection has been broken for HOLD_MS. */
+    rank_await(&me, &x[1], 1);
     assert_int_equal(x[1].status, TUTTI_PEER_LOST);
     assert_non_null(strstr(me.router->reason, "rank 2 on host 2"));
     assert_non_null(strstr(me.router->reason, "as another process"));
-    assert_heard(1, 6);
+    assert_received(1, 6);
 }
-static void test_a_member_speaks_for_itself_alone(void **state)
+static void test_a_process_may_send_only_for_its_own_rank(void **state)
 {
     (void)state;
-    in_both_ways(speaks_for_another_rank);
+    in_both_ways(sends_for_another_rank);
 }
 static int lines_of(FILE *log, const char *text)
 {
@@ -93,7 +95,7 @@ static int lines_of(FILE *log, const char *text)
     while (fgets(line, sizeof line, log)) count += strstr(line, text) != NULL;
     return count;
 }
-static void speaks_though_no_member(void)
+static void sends_without_membership(void)
 {
     static const int32_t ranks[] = { 1, 2, 0, -1, RANKS, INT32_MAX };
     unsigned char in[8] = { 0xee }, noise[8] = { 0 };
@@ -114,15 +116,15 @@ static void speaks_though_no_member(void)
     assert_int_equal(x.state, TRANSFER_POSTED);
     assert_int_equal(in[0], 0xee);
     assert_int_equal(me.router->failure, TUTTI_OK);
-    for (int r = 1; r < RANKS; r++) assert_heard(r, 5);
+    for (int r = 1; r < RANKS; r++) assert_received(r, 5);
 }
-static void test_who_is_no_member_is_not_heard(void **state)
+static void test_messages_of_a_non_member_are_refused(void **state)
 {
     (void)state;
-    in_both_ways(speaks_though_no_member);
+    in_both_ways(sends_without_membership);
 }
 
-/* ---- what can be ---- */
+/* ---- invalid messages ---- */
 static const char of_length[] = "its process has sent a message of an invalid length",
                   of_id[] = "its process has sent a message with an invalid id",
                   of_kind[] = "its process has sent a message of an unknown kind";
@@ -152,7 +154,7 @@ static const struct wrong {
     { { .sequence = UINT32_MAX }, 0, false, "its process has sent a message twice" },
 };
 static const struct wrong *which;
-static void says_what_cannot_be(void)
+static void sends_an_invalid_message(void)
 {
     static unsigned char noise[EAGER_BYTES + 1];
     struct header h = which->header;
@@ -166,24 +168,25 @@ static void says_what_cannot_be(void)
     pthread_mutex_unlock(&fabric.lock);
     assert_refused(2, which->why);
     assert_false(d.kept);
-    assert_heard(1, 3);
+    assert_received(1, 3);
 }
-static void test_what_cannot_be_is_refused(void **state)
+static void test_invalid_messages_are_refused(void **state)
 {
     (void)state;
     for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
         which = &wrong[i];
-        in_both_ways(says_what_cannot_be);
+        in_both_ways(sends_an_invalid_message);
     }
 }
 
-/* ---- how much ---- */
+/* ---- limits ---- */
 static void sends_beyond_its_credit(void)
 {
     static unsigned char data[EAGER_BYTES], in[EAGER_BYTES];
     struct transfer x;
     struct piece piece;
-    for (int i = 0; i < 3 * CREDIT_BYTES / EAGER_BYTES; i++) { /* what is received does not count */
+    /* Messages that have met their receive do not count. */
+    for (int i = 0; i < 3 * CREDIT_BYTES / EAGER_BYTES; i++) {
         message_deliver(2, short_of(2, 4, sizeof data), data, sizeof data);
         rank_recv(&me, &x, 2, 4, &piece, in, sizeof in);
         poll_all();
@@ -195,9 +198,9 @@ static void sends_beyond_its_credit(void)
     assert_int_equal(ended, 0);
     message_deliver(2, short_of(2, 5, 0), data, 0);
     assert_refused(2, "its process has sent more eager bytes than it has credit for");
-    assert_heard(1, 3);
+    assert_received(1, 3);
 }
-static void test_bytes_that_nobody_asked_for_are_bounded(void **state)
+static void test_unexpected_eager_bytes_are_bounded(void **state)
 {
     (void)state;
     in_both_ways(sends_beyond_its_credit);
@@ -209,7 +212,7 @@ static void announces_without_end(void)
     assert_int_equal(ended, 0);
     assert_false(rndv_announce(2, 0, 100, PENDING_RNDV_MOST + 1));
     assert_refused(2, too_many);
-    assert_heard(1, 3);
+    assert_received(1, 3);
     router_lose_peer(me.router, 2, status_fail(TUTTI_PEER_LOST, "it is gone"));
     assert_int_equal(released, PENDING_RNDV_MOST);
 }
@@ -218,7 +221,7 @@ static void test_announced_messages_are_bounded(void **state)
     (void)state;
     in_both_ways(announces_without_end);
 }
-/* What is taken back does not count any more when the rank has heard so. */
+/* A withdrawn message no longer counts after the rank has handled the withdrawal. */
 static void announces_and_withdraws(void)
 {
     for (uint64_t i = 1; i <= 3 * PENDING_RNDV_MOST; i++) {
@@ -230,24 +233,25 @@ static void announces_and_withdraws(void)
     assert_int_equal(released, 3 * PENDING_RNDV_MOST);
     assert_int_equal(ended, 0);
 }
-static void test_what_is_taken_back_makes_room(void **state)
+static void test_withdrawn_messages_make_room(void **state)
 {
     (void)state;
     in_both_ways(announces_and_withdraws);
 }
-static void test_what_is_noted_is_bounded(void **state)
+static void test_saved_messages_are_bounded(void **state)
 {
     polls = false;
     for (int i = 0; i < PENDING_RNDV_MOST; i++) rndv_withdraw(2, 1, 1);
     for (int i = 0; i < PENDING_RNDV_MOST; i++)
         message_deliver(2, (struct header){ .kind = CREDIT, .from = 2 }, NULL, 0);
-    assert_int_equal(ends[2]->is_faulty, true); /* CREDIT is not saved, but comes after as many messages as may be */
+    /* A CREDIT is not saved itself, but it arrived after the limit of saved messages was reached. */
+    assert_int_equal(ends[2]->is_faulty, true);
     assert_string_equal(ends[2]->why, too_many);
-    assert_heard(1, 3);
+    assert_received(1, 3);
     (void)state;
 }
 
-/* ---- before the group is there ---- */
+/* ---- before the group has joined ---- */
 static void test_early_messages_are_bounded(void **state)
 {
     (void)state;
@@ -267,7 +271,8 @@ static void test_early_messages_are_bounded(void **state)
     struct piece piece;
     rank_recv(&me, &x, 1, 3, &piece, NULL, 0);
     poll_all();
-    assert_int_equal(x.state, TRANSFER_DONE); /* what was early of another is there */
+    /* The early message of another process has arrived. */
+    assert_int_equal(x.state, TRANSFER_DONE);
 }
 static void test_early_bytes_are_bounded(void **state)
 {
@@ -281,8 +286,8 @@ static void test_early_bytes_are_bounded(void **state)
     poll_all();
     assert_int_equal(ended, 1);
 }
-/* They are checked when the group is there, and those of others count no more. */
-static void test_early_messages_are_whose_they_are(void **state)
+/* When the group joins, the senders of early messages are checked, and the messages no longer count as early. */
+static void test_senders_of_early_messages_are_checked(void **state)
 {
     unsigned char out[8] = { 5 }, in[8] = { 0xee };
     struct transfer x;
@@ -315,19 +320,19 @@ unit_function test_fabric;
 int test_fabric(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_a_withdrawal_takes_what_its_id_says),
-        cmocka_unit_test(test_a_withdrawal_of_nothing_takes_nothing),
-        cmocka_unit_test(test_an_id_is_used_once),
-        cmocka_unit_test(test_a_member_speaks_for_itself_alone),
-        cmocka_unit_test(test_who_is_no_member_is_not_heard),
-        cmocka_unit_test(test_what_cannot_be_is_refused),
-        cmocka_unit_test(test_bytes_that_nobody_asked_for_are_bounded),
+        cmocka_unit_test(test_a_withdrawal_finds_its_message_by_id),
+        cmocka_unit_test(test_a_withdrawal_with_a_foreign_or_unknown_id_is_ignored),
+        cmocka_unit_test(test_announcing_an_id_twice_is_refused),
+        cmocka_unit_test(test_a_process_may_send_only_for_its_own_rank),
+        cmocka_unit_test(test_messages_of_a_non_member_are_refused),
+        cmocka_unit_test(test_invalid_messages_are_refused),
+        cmocka_unit_test(test_unexpected_eager_bytes_are_bounded),
         cmocka_unit_test(test_announced_messages_are_bounded),
-        cmocka_unit_test(test_what_is_taken_back_makes_room),
-        cmocka_unit_test_setup_teardown(test_what_is_noted_is_bounded, begin_joined, leave_and_close),
+        cmocka_unit_test(test_withdrawn_messages_make_room),
+        cmocka_unit_test_setup_teardown(test_saved_messages_are_bounded, begin_joined, leave_and_close),
         cmocka_unit_test_setup_teardown(test_early_messages_are_bounded, begin, leave_and_close),
         cmocka_unit_test_setup_teardown(test_early_bytes_are_bounded, begin, leave_and_close),
-        cmocka_unit_test_setup_teardown(test_early_messages_are_whose_they_are, begin, leave_and_close),
+        cmocka_unit_test_setup_teardown(test_senders_of_early_messages_are_checked, begin, leave_and_close),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

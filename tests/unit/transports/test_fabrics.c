@@ -1,4 +1,5 @@
-/* Which fabric is the default: it depends on what Linux shows of RDMA devices. */
+/* The table of fabrics: their numbers and names, lists of names, and the default, which depends on the RDMA ports that
+   sysfs shows. */
 #include "backend/transports/fabrics.h"
 #include "tests/support/unit.h"
 #include <sys/stat.h>
@@ -22,7 +23,7 @@ static void add_port(const char *folder, const char *device, int port, const cha
     fclose(file);
 }
 static const char *default_in(const char *folder) { return fabric_name(fabric_find_default(folder)); }
-static void test_default(void **state)
+static void test_the_default_is_ucx_if_an_rdma_port_is_active(void **state)
 {
     (void)state;
     char folder[] = P_tmpdir "/devices-XXXXXX";
@@ -36,7 +37,7 @@ static void test_default(void **state)
     assert_string_equal(default_in(folder), "ucx");
     remove_all(folder);
 }
-static void test_numbers(void **state)
+static void test_fabrics_are_found_by_number_and_by_name(void **state)
 {
     (void)state;
     int count = 0;
@@ -50,7 +51,7 @@ static void test_numbers(void **state)
     assert_int_equal(fabric_number_by_name("carrier pigeon"), FABRIC_UNKNOWN);
     assert_int_equal(fabric_number_by_name(""), fabric_find_default("/sys/class/infiniband"));
 }
-static void test_sets(void **state)
+static void test_lists_of_names_are_parsed_and_printed(void **state)
 {
     (void)state;
     char text[FABRIC_TEXT_BYTES];
@@ -74,9 +75,9 @@ unit_function test_fabrics;
 int test_fabrics(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_default),
-        cmocka_unit_test(test_numbers),
-        cmocka_unit_test(test_sets),
+        cmocka_unit_test(test_the_default_is_ucx_if_an_rdma_port_is_active),
+        cmocka_unit_test(test_fabrics_are_found_by_number_and_by_name),
+        cmocka_unit_test(test_lists_of_names_are_parsed_and_printed),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,4 +1,4 @@
-/* The matching by itself: order, any peer, cancelling, withdrawing, and the reuse of memory. */
+/* The matching alone: order, any peer, cancelling, withdrawing, and the reuse of memory. */
 #include "backend/base/memory.h"
 #include "backend/transports/matching.h"
 #include "tests/support/unit.h"
@@ -53,8 +53,8 @@ static void test_arrivals_are_taken_in_order_of_arrival(void **state)
     matching_arrival_free(&m, c);
     matching_finish(&m);
 }
-/* Of one peer only those that nobody else could answer; of any peer all. */
-static void test_receives_of_a_peer_are_taken_out(void **state)
+/* Popping for one peer returns the receives that only this peer could answer, popping for any peer returns all. */
+static void test_pop_returns_the_receives_of_a_peer(void **state)
 {
     (void)state;
     struct matching m = { 0 };
@@ -69,8 +69,8 @@ static void test_receives_of_a_peer_are_taken_out(void **state)
     assert_null(matching_pop_receive(&m, TRANSFER_ANY_PEER));
     matching_finish(&m);
 }
-/* Operations 2^22 apart once shared a name, as did tile 2^20 and the next operation. */
-static void test_names_have_room(void **state)
+/* Names differ also if operations are 2^22 or 2^32 apart, and for tile 2^20 of an operation. */
+static void test_names_of_distant_operations_and_tiles_differ(void **state)
 {
     (void)state;
     static const struct message_name names[] = { { 5, 7 }, { 5 + (1 << 22), 7 }, { 6, 7 }, { 5, (uint64_t)1 << 52 | 7 },
@@ -94,7 +94,8 @@ static void test_a_cancelled_receive_is_passed_over(void **state)
     matching_post_receive(&m, &second);
     assert_true(matching_cancel_receive(&m, &second));
     assert_false(matching_cancel_receive(&m, &second));
-    matching_post_receive(&m, &third); /* the end of the list was taken away */
+    /* The cancelled receive was the last of its list. */
+    matching_post_receive(&m, &third);
     assert_ptr_equal(matching_take_receive(&m, 1, named(7)), &first);
     assert_ptr_equal(matching_take_receive(&m, 1, named(7)), &third);
     matching_finish(&m);
@@ -111,7 +112,8 @@ static void test_only_announcements_are_withdrawn(void **state)
     arrive(&m, 1, 9, 6);
     assert_null(matching_withdraw_arrival(&m, NULL, 1, named(7), 6));
     assert_null(matching_withdraw_arrival(&m, NULL, 1, named(7), 0));
-    assert_null(matching_withdraw_arrival(&m, another, 1, named(7), 5)); /* of the same id, by another way */
+    /* The announcement with this id came by another transport. */
+    assert_null(matching_withdraw_arrival(&m, another, 1, named(7), 5));
     assert_ptr_equal(matching_withdraw_arrival(&m, NULL, 1, named(7), 5), announced);
     matching_arrival_free(&m, announced);
     matching_withdraw_all(&m, 1);
@@ -121,7 +123,7 @@ static void test_only_announcements_are_withdrawn(void **state)
     matching_arrival_free(&m, matching_post_receive(&m, &z));
     matching_finish(&m);
 }
-static void test_memory_is_used_again(void **state)
+static void test_freed_arrivals_are_reused(void **state)
 {
     (void)state;
     struct matching m = { 0 };
@@ -136,8 +138,8 @@ static void test_memory_is_used_again(void **state)
     matching_arrival_free(&m, small);
     matching_finish(&m);
 }
-/* Hundreds of names, each with its own receive, answered backwards. */
-static void test_many_names(void **state)
+/* Each of 3,000 names has a receive. They are answered in reverse order. */
+static void test_many_names_find_their_receives(void **state)
 {
     (void)state;
     enum { MANY = 3000 };
@@ -157,12 +159,12 @@ int test_matching(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_receives_are_taken_in_order_of_posting),
         cmocka_unit_test(test_arrivals_are_taken_in_order_of_arrival),
-        cmocka_unit_test(test_receives_of_a_peer_are_taken_out),
-        cmocka_unit_test(test_names_have_room),
+        cmocka_unit_test(test_pop_returns_the_receives_of_a_peer),
+        cmocka_unit_test(test_names_of_distant_operations_and_tiles_differ),
         cmocka_unit_test(test_a_cancelled_receive_is_passed_over),
         cmocka_unit_test(test_only_announcements_are_withdrawn),
-        cmocka_unit_test(test_memory_is_used_again),
-        cmocka_unit_test(test_many_names),
+        cmocka_unit_test(test_freed_arrivals_are_reused),
+        cmocka_unit_test(test_many_names_find_their_receives),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

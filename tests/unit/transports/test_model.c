@@ -1,7 +1,7 @@
-/* Random traffic between three ranks, all played by this thread, against a model that is nothing but counters: the k-th
-   send of a name from s to d is the k-th of d's receives of that name that s answers, in the order of their posting.
-   Whenever nothing moves any more, no receive may be left that some send could answer. Seeds are printed; another one
-   can be given as the argument. */
+/* Compares random traffic between three ranks, for all of which this thread acts, with a model that consists of
+   counters. The k-th send of a name from s to d must meet the k-th of d's receives of that name that s answers, in the
+   order of posting. When traffic has come to rest, no posted receive may be left that a send could answer. The test
+   prints its seeds; an argument replaces them by one seed. */
 #include "backend/transports/shm/pair.h"
 #include "tests/support/unit.h"
 #include "tests/unit/transports/ranks.h"
@@ -19,9 +19,11 @@ struct model {
     struct router *routers[RANKS];
     int send_count, receive_count;
     struct message sends[MAX_MESSAGES], receives[MAX_MESSAGES];
-    int sent[RANKS][RANKS][NAMES];     /* from, to, name */
-    int asked[RANKS][RANKS][NAMES];    /* to, from, name: receives from that one rank */
-    int answered[RANKS][RANKS][NAMES]; /* from, to, name */
+    /* [from][to][name]: sends, and receives that they have answered. */
+    int sent[RANKS][RANKS][NAMES];
+    int answered[RANKS][RANKS][NAMES];
+    /* [to][from][name]: receives that name their sender. */
+    int asked[RANKS][RANKS][NAMES];
 };
 static struct model m;
 static unsigned long given_seed;
@@ -43,7 +45,8 @@ static size_t bytes_of(int from, int to, int name, int k)
     uint64_t mixed = identity(from, to, name, k) * 0x9e3779b97f4a7c15u >> 40;
     return mixed % 12 == 0 ? large[mixed / 12 % 5] : usual[mixed % 8];
 }
-static void cut(struct message *message) /* into up to three pieces, some of them empty */
+/* Cuts a message into three pieces of random lengths, some of them empty. */
+static void cut(struct message *message)
 {
     size_t first = draw((unsigned)message->bytes + 1), second = draw((unsigned)(message->bytes - first) + 1);
     size_t lengths[3] = { first, second, message->bytes - first - second };
@@ -91,7 +94,8 @@ static void act(void)
     } else
         for (unsigned n = draw(12); n > 0; n--) router_poll(m.routers[draw(RANKS)]);
 }
-static void settle(void) /* until nothing has moved for a while, longer than inproc delays anything */
+/* Polls until QUIET rounds have passed without progress, longer than inproc delays a message. */
+static void settle(void)
 {
     for (int quiet = 0; quiet < QUIET; quiet++)
         for (int r = 0; r < RANKS; r++)
@@ -149,7 +153,8 @@ static void check_nothing_is_stuck(void)
     for (int i = 0; i < m.receive_count; i++)
         if (m.receives[i].x.state == TRANSFER_POSTED) assert_false(could_be_answered(&m.receives[i]));
 }
-/* Answers all that is open; a receive from anybody may take what was meant for another, so more than once. */
+/* Posts the other end of each open transfer. false: some were open, so the caller repeats it, because a receive from
+   any peer may take a message that was posted for another receive. */
 static bool balance(void)
 {
     bool balanced = true;
@@ -199,8 +204,7 @@ static void over_shm(unsigned long seed)
     run(seed);
     table_close(&table);
 }
-/* Rank r is on layout_host[r]: each on a host of its own, so only what a rank sends itself goes by shm; or two
-   together. */
+/* Rank r is on host host_of[r]. A rank that is alone on its host uses shm only for messages to itself. */
 static void over_hosts(unsigned long seed, const int *host_of)
 {
     struct mixed mixed;
@@ -210,17 +214,17 @@ static void over_hosts(unsigned long seed, const int *host_of)
     run(seed);
     mixed_close(&mixed);
 }
-static void test_shm(void **state)
+static void test_traffic_over_shm_meets_the_model(void **state)
 {
     (void)state;
     for (unsigned long seed = 1; seed <= 3; seed++) over_shm(given_seed ? given_seed : seed);
 }
-static void test_inproc(void **state)
+static void test_traffic_over_inproc_meets_the_model(void **state)
 {
     (void)state;
     for (unsigned long seed = 1; seed <= 3; seed++) over_hosts(given_seed ? given_seed : seed, (int[]){ 0, 1, 2 });
 }
-static void test_both(void **state)
+static void test_traffic_over_shm_and_inproc_meets_the_model(void **state)
 {
     (void)state;
     for (unsigned long seed = 1; seed <= 3; seed++) {
@@ -233,8 +237,9 @@ int test_model(void)
 {
     int argc = unit_arguments.count;
     char **argv = unit_arguments.words;
-    const struct CMUnitTest tests[] = { cmocka_unit_test(test_shm), cmocka_unit_test(test_inproc),
-        cmocka_unit_test(test_both) };
+    const struct CMUnitTest tests[] = { cmocka_unit_test(test_traffic_over_shm_meets_the_model),
+        cmocka_unit_test(test_traffic_over_inproc_meets_the_model),
+        cmocka_unit_test(test_traffic_over_shm_and_inproc_meets_the_model) };
     given_seed = argc > 1 ? strtoul(argv[1], NULL, 10) : 0;
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,5 +1,5 @@
-/* What is the router's own: which transport a message takes, what a failure of one or the loss of a peer means for all,
-   and who is woken. All ranks are played by this thread; 0 and 1 are on one host, 2 is on another. */
+/* The router: which transport a message takes, which transfers fail with a transport or a lost peer, and which bells
+   ring. This thread acts as all ranks; ranks 0 and 1 are on one host, rank 2 is on another. */
 #include "backend/base/status.h"
 #include "backend/transports/shm/pair.h"
 #include "tests/support/unit.h"
@@ -32,7 +32,7 @@ static void expect_failed(const struct transfer *x, tutti_status status)
     assert_int_equal(x->status, status);
 }
 
-static void test_the_first_transport_that_leads_there(void **state)
+static void test_a_message_takes_the_first_transport_that_leads_to_its_peer(void **state)
 {
     (void)state;
     struct mixed m;
@@ -50,7 +50,7 @@ static void test_the_first_transport_that_leads_there(void **state)
     assert_int_equal(inproc_world_bytes_sent(m.world, 0), LARGE);
     mixed_close(&m);
 }
-static void test_no_transport_leads_there(void **state)
+static void test_a_peer_without_a_transport_is_unsupported(void **state)
 {
     (void)state;
     struct router *router;
@@ -64,7 +64,7 @@ static void test_no_transport_leads_there(void **state)
         router_destroy(router);
     }
 }
-static void test_pieces_beyond_64_bits(void **state)
+static void test_pieces_that_exceed_64_bits_are_refused(void **state)
 {
     (void)state;
     struct mixed m;
@@ -78,8 +78,8 @@ static void test_pieces_beyond_64_bits(void **state)
     assert_string_equal(m.routers[0]->reason, "the pieces of a message exceed 2^64 bytes");
     mixed_close(&m);
 }
-/* What rank 1 shares with rank 0 is overwritten: rank 1's transfers over the other transport end, too. */
-static void test_a_failure_of_one_transport_ends_all(void **state)
+/* The memory that rank 1 shares with rank 0 is overwritten. Rank 1's transfers over the other transport fail too. */
+static void test_a_failure_of_one_transport_fails_all_transfers(void **state)
 {
     (void)state;
     struct mixed m;
@@ -100,8 +100,8 @@ static void test_a_failure_of_one_transport_ends_all(void **state)
     assert_non_null(strstr(m.routers[1]->reason, "rank 1 found invalid data in the memory that it shares with rank 0"));
     mixed_close(&m);
 }
-/* A message with its bytes that came before the loss is there; what was only announced is not. */
-static void test_what_a_lost_peer_has_left(void **state)
+/* A receive still takes an eager message that arrived before the loss. An announced one is gone. */
+static void test_eager_messages_of_a_lost_peer_can_be_received(void **state)
 {
     (void)state;
     struct mixed m;
@@ -120,7 +120,7 @@ static void test_what_a_lost_peer_has_left(void **state)
     mixed_close(&m);
 }
 
-/* ---- who is woken ---- */
+/* ---- bells ---- */
 static void bell_count(void *context) { ++*(int *)context; }
 static void test_a_message_rings_the_bell(void **state)
 {
@@ -139,11 +139,12 @@ static void test_a_message_rings_the_bell(void **state)
     assert_int_equal(rings[0], 0);
     assert_int_equal(rings[1], 1);
     router_post_piece(routers[0], &more, true, 1, &byte_out);
-    assert_int_equal(rings[1], 1); /* it has not armed again */
+    /* Rank 1 has not armed again, so its bell does not ring again. */
+    assert_int_equal(rings[1], 1);
     for (int r = 0; r < 2; r++) router_destroy(routers[r]);
     inproc_world_destroy(world);
 }
-static void test_only_when_nothing_is_there_may_one_sleep(void **state)
+static void test_a_rank_with_a_message_may_not_sleep(void **state)
 {
     (void)state;
     struct mixed m;
@@ -156,19 +157,19 @@ static void test_only_when_nothing_is_there_may_one_sleep(void **state)
     assert_true(router_arm(m.routers[2]));
     mixed_close(&m);
 }
-/* A network that has brought messages before their turn: each look at it hears one of them, `stays` never. */
+/* A network by which messages came before their turn. Each poll handles one of them, until `stays` are left. */
 struct early { struct transport base; int stays, polls; };
-static bool hear_one(struct transport *t)
+static bool handle_one(struct transport *t)
 {
     struct early *early = (struct early *)(void *)t;
     early->polls++;
     t->router->ahead_count -= t->router->ahead_count > early->stays;
     return true;
 }
-static void test_one_poll_hears_all_whose_turn_comes(void **state)
+static void test_one_poll_handles_all_messages_whose_turn_comes(void **state)
 {
     (void)state;
-    static const struct transport_operations operations = { .poll = hear_one };
+    static const struct transport_operations operations = { .poll = handle_one };
     for (int stays = 0; stays < 3; stays++) {
         struct router r = { .ahead_count = 5 };
         struct early early = { .base = { .operations = &operations, .router = &r }, .stays = stays };
@@ -182,14 +183,14 @@ unit_function test_router;
 int test_router(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_the_first_transport_that_leads_there),
-        cmocka_unit_test(test_no_transport_leads_there),
-        cmocka_unit_test(test_pieces_beyond_64_bits),
-        cmocka_unit_test(test_a_failure_of_one_transport_ends_all),
-        cmocka_unit_test(test_what_a_lost_peer_has_left),
+        cmocka_unit_test(test_a_message_takes_the_first_transport_that_leads_to_its_peer),
+        cmocka_unit_test(test_a_peer_without_a_transport_is_unsupported),
+        cmocka_unit_test(test_pieces_that_exceed_64_bits_are_refused),
+        cmocka_unit_test(test_a_failure_of_one_transport_fails_all_transfers),
+        cmocka_unit_test(test_eager_messages_of_a_lost_peer_can_be_received),
         cmocka_unit_test(test_a_message_rings_the_bell),
-        cmocka_unit_test(test_only_when_nothing_is_there_may_one_sleep),
-        cmocka_unit_test(test_one_poll_hears_all_whose_turn_comes),
+        cmocka_unit_test(test_a_rank_with_a_message_may_not_sleep),
+        cmocka_unit_test(test_one_poll_handles_all_messages_whose_turn_comes),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

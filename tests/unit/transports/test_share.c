@@ -1,5 +1,5 @@
-/* Messages from tensor to tensor: whichever ends can be reached, whoever copies, whatever is cancelled or refused in
-   between, the bytes are right and nothing is touched afterwards. All ranks are played by this thread. */
+/* Messages that are copied from tensor to tensor. The bytes are right, whichever ends are reachable and whichever rank
+   copies. After a cancel or a refusal no rank accesses the memory. This thread acts as both ranks; rank 0 sends. */
 #include "backend/transports/shm/pair.h"
 #include "tests/support/unit.h"
 #include "tests/unit/transports/ranks.h"
@@ -32,7 +32,7 @@ static void post(struct scene *s, struct transfer *x, struct piece *piece, unsig
     };
     router_post(s->t.routers[!is_send], x);
 }
-/* Announced and met: both ends can begin. */
+/* Posts the receive, then the send, which is announced. */
 static void scene_begin(struct scene *s, size_t bytes)
 {
     memset(got, 0, sizeof got);
@@ -54,7 +54,7 @@ static void expect_done(struct scene *s, size_t bytes)
     for (size_t i = bytes; i < bytes + GUARD; i++) assert_int_equal(got[i], 0);
 }
 
-static void test_every_length_and_placement(void **state)
+static void test_bytes_are_right_for_every_length_and_placement(void **state)
 {
     (void)state;
     static const size_t sizes[] = { 0, 1, 8192, 8193, 32768, 32769, 65535, 100001, 262144, 999999, MOST };
@@ -67,8 +67,8 @@ static void test_every_length_and_placement(void **state)
             table_close(&s.t);
         }
 }
-/* What can be reached is copied once: the pipe stays as it was. */
-static void test_nothing_is_staged(void **state)
+/* A message with a reachable end is copied once, and does not use the pipe. */
+static void test_reachable_messages_are_not_staged(void **state)
 {
     (void)state;
     for (unsigned reachable = 1; reachable <= BOTH; reachable++) {
@@ -81,14 +81,15 @@ static void test_nothing_is_staged(void **state)
         table_close(&s.t);
     }
 }
-/* One end sleeps while the other copies; where both can, each takes what the other leaves. */
-static void test_whoever_has_time_copies(void **state)
+/* Both ends can copy. The receiver polls 1 + `parts` times before the sender first polls, and then the sender copies
+   the parts that are left. */
+static void test_each_rank_copies_the_parts_that_are_left(void **state)
 {
     (void)state;
     for (int parts = 0; parts <= 8; parts++) {
         struct scene s;
         scene_open(&s, BOTH, MOST);
-        poll_rank(&s, 1, 1 + parts);                                   /* hears, offers, and copies so many */
+        poll_rank(&s, 1, 1 + parts);
         poll_rank(&s, 0, 20);
         poll_rank(&s, 1, 20);
         poll_rank(&s, 0, 2);
@@ -96,7 +97,7 @@ static void test_whoever_has_time_copies(void **state)
         table_close(&s.t);
     }
 }
-static void test_memory_that_comes_late(void **state)
+static void test_memory_that_is_mapped_late_is_awaited(void **state)
 {
     (void)state;
     for (unsigned reachable = 1; reachable <= BOTH; reachable++) {
@@ -110,7 +111,7 @@ static void test_memory_that_comes_late(void **state)
         table_close(&s.t);
     }
 }
-static void test_a_refusal_is_an_error(void **state)
+static void test_a_failed_mapping_fails_its_transfer(void **state)
 {
     (void)state;
     for (unsigned reachable = 1; reachable <= BOTH; reachable++) {
@@ -127,14 +128,16 @@ static void test_a_refusal_is_an_error(void **state)
         table_close(&s.t);
     }
 }
-/* The sender copies all, is over, and frees its tensor, which the receiver has not mapped yet: that is no error. */
-static void test_memory_that_is_gone_when_all_is_copied(void **state)
+/* The sender copies all parts, completes, and frees its tensor before the receiver has mapped it. The receive
+   succeeds. */
+static void test_memory_freed_after_the_last_part_is_no_error(void **state)
 {
     (void)state;
     struct scene s;
     scene_open(&s, BOTH, MOST);
     s.t.delay = 1;
-    poll_rank(&s, 1, 1);                                               /* asks for the sender's memory: not yet */
+    /* The sender's memory is not mapped yet. */
+    poll_rank(&s, 1, 1);
     poll_rank(&s, 0, 20);
     assert_int_equal(s.out_x.state, TRANSFER_DONE);
     s.t.refusal = TUTTI_INVALID_ARGUMENT;
@@ -142,17 +145,20 @@ static void test_memory_that_is_gone_when_all_is_copied(void **state)
     expect_done(&s, MOST);
     table_close(&s.t);
 }
-/* Who copies last finds no room to say so: its transfer is not over, since nobody would poll for it any more. */
-static void test_the_end_is_told_before_it_is_over(void **state)
+/* The ring has no room for the last envelope of the rank that copies. Its transfer stays posted until the envelope has
+   left, because a rank whose transfers are over does not poll. */
+static void test_a_transfer_ends_after_its_last_envelope(void **state)
 {
     (void)state;
     for (unsigned reachable = SENDER; reachable <= RECEIVER; reachable++) {
         struct scene s;
         struct transfer small[RING_CELLS];
         struct piece piece = { sent, 1, 1 };
-        int full = reachable == SENDER; /* the rank that copies, and whose ring is full */
+        /* The rank that copies, and whose ring is full. */
+        int full = reachable == SENDER;
         scene_open(&s, reachable, MOST);
-        poll_rank(&s, 1, 1);                                           /* hears; offers, if it can be reached */
+        /* The receiver handles the announcement, and sends SHARE if its tensor is reachable. */
+        poll_rank(&s, 1, 1);
         for (int k = 0; k < RING_CELLS; k++) {
             small[k] = (struct transfer){
                 .name = { 0, 2 }, .peer = !full, .is_send = true, .pieces = &piece, .piece_count = 1
@@ -168,9 +174,9 @@ static void test_the_end_is_told_before_it_is_over(void **state)
         table_close(&s.t);
     }
 }
-/* The receiver cannot reach the first of two: it does not begin with the second, which the sender, still at the first,
-   would take for nonsense. */
-static void test_a_refusal_does_not_begin_the_next(void **state)
+/* The receiver fails to reach the first of two messages. It does not begin the second, because the sender still helps
+   with the first and would treat another SHARE as invalid. */
+static void test_after_a_failure_the_next_message_does_not_begin(void **state)
 {
     (void)state;
     struct scene s;
@@ -188,7 +194,8 @@ static void test_a_refusal_does_not_begin_the_next(void **state)
     }
     s.t.delay = 2;
     poll_rank(&s, 1, 1);
-    poll_rank(&s, 0, 1);                                               /* helps with the first */
+    /* The sender helps with the first message. */
+    poll_rank(&s, 0, 1);
     s.t.refusal = TUTTI_NO_MEMORY;
     poll_rank(&s, 1, 1);
     assert_int_equal(s.in_x.state, TRANSFER_FAILED);
@@ -203,7 +210,7 @@ static void test_a_refusal_does_not_begin_the_next(void **state)
     for (int side = 0; side < 2; side++) assert_true(router_cancel(s.t.routers[0], side ? &second[1] : &s.out_x));
     table_close(&s.t);
 }
-/* After a failure nobody touches a peer's memory: what is open stays open until it is cancelled. */
+/* If access is forbidden, as after a failure, no rank copies. Transfers stay posted until they are cancelled. */
 static void test_forbidden_memory_is_not_touched(void **state)
 {
     (void)state;
@@ -220,35 +227,38 @@ static void test_forbidden_memory_is_not_touched(void **state)
         table_close(&s.t);
     }
 }
-/* At each stage; afterwards nothing of it is touched, and the next message arrives whole. */
-static void test_cancelling(void **state)
+/* Cancels the send of rank 0 or the receive of rank 1 after 0 to 6 polls. Afterwards no rank uses the transfer or its
+   memory, and the next message arrives whole. */
+static void test_a_cancelled_transfer_is_not_touched(void **state)
 {
     (void)state;
     for (unsigned reachable = 1; reachable <= BOTH; reachable++)
-        for (int who = 0; who < 2; who++)
-            for (int stage = who; stage < 7; stage++) {       /* a receive: once it has met the send */
+        for (int rank = 0; rank < 2; rank++)            /* A receive has met the send after one poll. */
+            for (int stage = rank; stage < 7; stage++) {
                 struct scene s;
                 scene_open(&s, reachable, MOST);
                 for (int n = 0; n < stage; n++) poll_rank(&s, (n + 1) % 2, 1);
-                struct transfer *mine = who ? &s.in_x : &s.out_x, *other = who ? &s.out_x : &s.in_x;
+                struct transfer *mine = rank ? &s.in_x : &s.out_x, *other = rank ? &s.out_x : &s.in_x;
                 assert_int_equal(mine->state, TRANSFER_POSTED);
-                assert_true(router_cancel(s.t.routers[who], mine));
-                memset(mine, 0xee, sizeof *mine);       /* whoever uses it from now on will fall over it */
+                assert_true(router_cancel(s.t.routers[rank], mine));
+                /* A later use of the transfer would crash. */
+                memset(mine, 0xee, sizeof *mine);
                 unsigned char kept[sizeof got];
                 memcpy(kept, got, sizeof got);
-                if (!who) memset(sent, 0xdd, MOST);
+                if (!rank) memset(sent, 0xdd, MOST);
                 poll_both(&s, 20);
-                if (who) assert_memory_equal(kept, got, sizeof got);
-                assert_int_equal(other->state, who ? TRANSFER_DONE : TRANSFER_FAILED);    /* into the void */
-                if (!who) assert_int_equal(other->status, TUTTI_ABORTED);
+                if (rank) assert_memory_equal(kept, got, sizeof got);
+                /* The send of a cancelled receive succeeds; its bytes are dropped. */
+                assert_int_equal(other->state, rank ? TRANSFER_DONE : TRANSFER_FAILED);
+                if (!rank) assert_int_equal(other->status, TUTTI_ABORTED);
                 scene_begin(&s, MOST);
                 poll_both(&s, 50);
                 expect_done(&s, MOST);
                 table_close(&s.t);
             }
 }
-/* Several at once between the same two: one after the other, each right. */
-static void test_many_at_once(void **state)
+/* Messages between the same two ranks are copied one after the other. */
+static void test_many_messages_at_once_arrive_whole(void **state)
 {
     (void)state;
     enum { MANY = 40, BYTES = 100000 };
@@ -262,7 +272,8 @@ static void test_many_at_once(void **state)
             bytes_fill(from[k], BYTES, (uint64_t)k);
             memset(to[k], 0, BYTES);
             for (int side = 0; side < 2; side++) {
-                bool shares = k % 3 != side;            /* one of the two does not want it: then it is streamed */
+                /* A message is streamed if one of its ends may not be shared. */
+                bool shares = k % 3 != side;
                 pieces[k][side] = (struct piece){ side ? from[k] : to[k], BYTES, BYTES };
                 x[k][side] = (struct transfer){ .name = { 0, (uint64_t)k % 2 },
                     .peer = side,
@@ -282,7 +293,7 @@ static void test_many_at_once(void **state)
     }
 }
 /* The sender claims to have copied more parts than there are. */
-static void test_nonsense_fails_all_transfers(void **state)
+static void test_an_impossible_part_count_fails_all_transfers(void **state)
 {
     (void)state;
     struct scene s;
@@ -303,18 +314,18 @@ unit_function test_share;
 int test_share(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_every_length_and_placement),
-        cmocka_unit_test(test_nothing_is_staged),
-        cmocka_unit_test(test_whoever_has_time_copies),
-        cmocka_unit_test(test_memory_that_comes_late),
-        cmocka_unit_test(test_a_refusal_is_an_error),
-        cmocka_unit_test(test_memory_that_is_gone_when_all_is_copied),
-        cmocka_unit_test(test_the_end_is_told_before_it_is_over),
-        cmocka_unit_test(test_a_refusal_does_not_begin_the_next),
+        cmocka_unit_test(test_bytes_are_right_for_every_length_and_placement),
+        cmocka_unit_test(test_reachable_messages_are_not_staged),
+        cmocka_unit_test(test_each_rank_copies_the_parts_that_are_left),
+        cmocka_unit_test(test_memory_that_is_mapped_late_is_awaited),
+        cmocka_unit_test(test_a_failed_mapping_fails_its_transfer),
+        cmocka_unit_test(test_memory_freed_after_the_last_part_is_no_error),
+        cmocka_unit_test(test_a_transfer_ends_after_its_last_envelope),
+        cmocka_unit_test(test_after_a_failure_the_next_message_does_not_begin),
         cmocka_unit_test(test_forbidden_memory_is_not_touched),
-        cmocka_unit_test(test_cancelling),
-        cmocka_unit_test(test_many_at_once),
-        cmocka_unit_test(test_nonsense_fails_all_transfers),
+        cmocka_unit_test(test_a_cancelled_transfer_is_not_touched),
+        cmocka_unit_test(test_many_messages_at_once_arrive_whole),
+        cmocka_unit_test(test_an_impossible_part_count_fails_all_transfers),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

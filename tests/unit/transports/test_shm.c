@@ -1,11 +1,12 @@
-/* What is particular to shm: what it does with memory that somebody else has overwritten, when reservations or
-   allocations fail, what it allocates, and whom it wakes. All ranks are played by this thread. */
+/* The shm transport: damaged shared memory, failed reservations and allocations, credit, wake-ups, and cancelling at
+   each stage. This thread acts as all ranks. */
 #include "backend/base/memory.h"
 #include "backend/transports/shm/pair.h"
 #include "tests/support/unit.h"
 #include "tests/unit/transports/ranks.h"
 
-enum { LARGE = PIPE_SLOTS * SLOT_BYTES + 77 }; /* more than the pipe holds */
+/* More bytes than the pipe holds. */
+enum { LARGE = PIPE_SLOTS * SLOT_BYTES + 77 };
 static unsigned char sent[LARGE], got[LARGE];
 
 static struct transfer *post(struct table *t, int rank, struct transfer *x, int peer, bool is_send, struct piece *piece)
@@ -26,7 +27,7 @@ static struct pair *pair_of(struct table *t, int from, int to)
     return (struct pair *)(void *)callbacks.pair(callbacks.context, from, to);
 }
 
-/* ---- hostile memory ---- */
+/* ---- damaged memory ---- */
 typedef void damage(struct table *t);
 static void forge_kind(struct table *t) { atomic_store(&pair_of(t, 0, 1)->cells[0].head, 77); }
 static void forge_no_kind(struct table *t) { atomic_store(&pair_of(t, 0, 1)->cells[0].head, 0); }
@@ -34,7 +35,7 @@ static void forge_eager_bytes(struct table *t)
 {
     atomic_store(&pair_of(t, 0, 1)->cells[0].head, UINT32_MAX << KIND_BITS | ENVELOPE_EAGER);
 }
-/* Rank 0 has told of a large message, then its envelope is damaged before rank 1 reads it. */
+/* Rank 0 announces a large message. Its envelope is damaged before rank 1 reads it. */
 static void test_a_damaged_envelope_fails_all_transfers(void **state)
 {
     (void)state;
@@ -63,7 +64,7 @@ static void forge_short_slot(struct table *t) { atomic_store(&pair_of(t, 0, 1)->
 static void forge_taken(struct table *t) { atomic_store(&pair_of(t, 0, 1)->taken, 5000); }
 static void forge_returned(struct table *t) { atomic_store(&pair_of(t, 0, 1)->returned, UINT64_MAX / 2); }
 static void forge_emptied(struct table *t) { atomic_store(&pair_of(t, 0, 1)->emptied, 12345); }
-/* The pipe is full; rank 1 has not looked yet. Then rank 1's view, or rank 0's, is damaged. */
+/* Rank 0 has filled the pipe, and rank 1 has not read it. Then a word is damaged that the rank `victim` reads next. */
 static void damage_a_stream(damage *spoil, int victim)
 {
     struct table t;
@@ -76,8 +77,8 @@ static void damage_a_stream(damage *spoil, int victim)
     router_poll(t.routers[0]);
     assert_int_equal(in_x.state, TRANSFER_POSTED);
     spoil(&t);
-    for (int i = 0; i < 200 && victim == 0; i++)
-        post(&t, 0, &more[i], 1, true, &little); /* makes it look at the counters */
+    /* Small messages make rank 0 read the counters. */
+    for (int i = 0; i < 200 && victim == 0; i++) post(&t, 0, &more[i], 1, true, &little);
     router_poll(t.routers[victim]);
     struct transfer *x = victim == 0 ? &out_x : &in_x;
     assert_int_equal(x->state, TRANSFER_FAILED);
@@ -93,7 +94,7 @@ static void test_damaged_counters_and_slots_fail_all_transfers(void **state)
     damage_a_stream(forge_returned, 0);
     damage_a_stream(forge_emptied, 0);
 }
-/* Whatever is written over a pair, and whenever: nothing but the buffers is touched, and every poll returns. */
+/* Random bytes overwrite the pairs between polls. Every poll must return, and write only to buffers and pairs. */
 static void test_noise_in_shared_memory_is_survived(void **state)
 {
     (void)state;
@@ -122,7 +123,8 @@ static void test_noise_in_shared_memory_is_survived(void **state)
 }
 
 /* ---- refusals ---- */
-/* Each reservation in turn is refused: whoever asked for it fails with NO_MEMORY, nobody touches that memory. */
+/* Refuses each reservation in turn. The transfer that needs it fails with NO_MEMORY, and no rank accesses the memory.
+   */
 static void test_a_refused_reservation_is_an_error(void **state)
 {
     (void)state;
@@ -143,10 +145,11 @@ static void test_a_refused_reservation_is_an_error(void **state)
             refused += !fine;
             table_close(&t);
         }
-    assert_int_equal(refused,
-        2 + 3 + 5); /* what 8, 1000 and LARGE bytes need: ring and doorbell; eager; pipe, ring and doorbell back */
+    /* 8 bytes need ring and doorbell, 1000 bytes also the eager part. LARGE bytes need ring, doorbell and pipe, and
+       ring and doorbell of the way back. */
+    assert_int_equal(refused, 2 + 3 + 5);
 }
-static void test_no_memory_for_the_unexpected_is_an_error(void **state)
+static void test_no_memory_for_an_unexpected_message_is_an_error(void **state)
 {
     (void)state;
     struct table t;
@@ -189,7 +192,7 @@ static void test_connecting_without_memory_is_an_error(void **state)
     router_destroy(router);
     table_close(&t);
 }
-/* Once a pair has been used, expected messages of any size allocate nothing: the next allocation would fail. */
+/* Expected messages of any size allocate nothing. */
 static void test_expected_messages_allocate_nothing(void **state)
 {
     (void)state;
@@ -206,7 +209,8 @@ static void test_expected_messages_allocate_nothing(void **state)
         assert_int_equal(in_x.state, TRANSFER_DONE);
         assert_int_equal(out_x.state, TRANSFER_DONE);
     }
-    assert_null(memory_alloc_zeroed(1, 1)); /* the failure is still to come */
+    /* The first allocation since memory_fail_after is this one, so it fails. */
+    assert_null(memory_alloc_zeroed(1, 1));
     table_close(&t);
 }
 
@@ -235,7 +239,7 @@ static void test_unexpected_bytes_are_bounded(void **state)
         table_close(&t);
     }
 }
-/* Received on arrival or later: either way the credit comes back. */
+/* The receiver returns credit for messages that meet their receive on arrival, and for those that meet it later. */
 static void test_credit_comes_back(void **state)
 {
     (void)state;
@@ -247,7 +251,8 @@ static void test_credit_comes_back(void **state)
         for (int n = 0; n < 300; n++) {
             if (!late) post(&t, 1, &in_x, 0, false, &in);
             post(&t, 0, &out_x, 1, true, &out);
-            assert_int_equal(out_x.state, TRANSFER_DONE); /* eager, so it is over at once */
+            /* An eager send is over at once. */
+            assert_int_equal(out_x.state, TRANSFER_DONE);
             poll_all(&t, 1);
             if (late) post(&t, 1, &in_x, 0, false, &in);
             assert_int_equal(in_x.state, TRANSFER_DONE);
@@ -271,7 +276,7 @@ static bool poll_if_awake(struct table *t, int rank, struct sleeper *sleeper)
     sleeper->asleep = !router_poll(t->routers[rank]);
     return true;
 }
-/* In turns, or each until it sleeps. */
+/* Polls the two ranks in turns, or each one until it sleeps. */
 static void run_until_all_sleep(struct table *t, struct sleeper sleepers[2], int first, bool in_turns)
 {
     for (bool awake = true; awake;) {
@@ -285,7 +290,8 @@ static void run_until_all_sleep(struct table *t, struct sleeper sleepers[2], int
         }
     }
 }
-/* Rank 0 sends `count` messages to rank 1; bits of `how`: they are expected, which rank goes first, in turns or not. */
+/* Rank 0 sends `count` messages to rank 1. Bits of `how`: 1 receives are posted first, 2 rank 1 is polled first, 4 the
+   ranks are polled in turns. */
 static void one_way(int count, size_t bytes, int how)
 {
     static struct transfer x[1000], y[1000];
@@ -298,7 +304,8 @@ static void one_way(int count, size_t bytes, int how)
     for (int i = 0; i < count && receive_first; i++) post(&t, 1, &y[i], 0, false, &in);
     run_until_all_sleep(&t, sleepers, first, in_turns);
     for (int i = 0; i < count; i++) post(&t, 0, &x[i], 1, true, &out);
-    sleepers[0].asleep = false; /* a rank that posts polls afterwards */
+    /* A rank that posts polls afterwards. */
+    sleepers[0].asleep = false;
     run_until_all_sleep(&t, sleepers, first, in_turns);
     for (int i = 0; i < count && !receive_first; i++) post(&t, 1, &y[i], 0, false, &in);
     if (!receive_first) sleepers[1].asleep = false;
@@ -323,7 +330,7 @@ struct scene {
     struct transfer out_x, in_x;
     struct piece out, in;
 };
-/* A message of a little more than the pipe holds. */
+/* Rank 0 announces a message of a little more than the pipe holds. */
 static void scene_open(struct scene *s)
 {
     table_open(&s->t, 2, -1);
@@ -332,12 +339,13 @@ static void scene_open(struct scene *s)
     memset(got, 0, sizeof got);
     post(&s->t, 0, &s->out_x, 1, true, &s->out);
 }
+/* Rank 1 handles the announcement, and posts the receive, which is cleared. */
 static void receive_and_clear(struct scene *s)
 {
     router_poll(s->t.routers[1]);
     post(&s->t, 1, &s->in_x, 0, false, &s->in);
 }
-/* Whatever happened before, the next message arrives whole, and nothing that was let go is touched any more. */
+/* Checks that the next message arrives whole, and that the memory of the first receive is not written. */
 static void scene_close(struct scene *s)
 {
     static unsigned char other[sizeof sent];
@@ -360,12 +368,14 @@ static void cancel(struct scene *s, struct transfer *x)
     assert_int_equal(x->state, TRANSFER_POSTED);
     assert_true(router_cancel(s->t.routers[x == &s->out_x ? 0 : 1], x));
     assert_int_equal(x->state, TRANSFER_IDLE);
-    memset(x, 0xee, sizeof *x); /* whoever uses it from now on will fall over it */
+    /* A later use of the transfer would crash. */
+    memset(x, 0xee, sizeof *x);
 }
-static void test_cancelling_a_send(void **state)
+static void test_a_send_can_be_cancelled_at_each_stage(void **state)
 {
     (void)state;
-    for (int stage = 0; stage < 4; stage++) { /* told; announced and kept; cleared; streaming, the pipe full */
+    /* 0: the announcement is in the ring. 1: the receiver keeps it. 2: the receive is cleared. 3: the pipe is full. */
+    for (int stage = 0; stage < 4; stage++) {
         struct scene s;
         scene_open(&s);
         if (stage == 1) poll_all(&s.t, 1);
@@ -378,10 +388,11 @@ static void test_cancelling_a_send(void **state)
         scene_close(&s);
     }
 }
-static void test_cancelling_a_receive(void **state)
+static void test_a_receive_can_be_cancelled_at_each_stage(void **state)
 {
     (void)state;
-    for (int stage = 0; stage < 3; stage++) { /* cleared; the pipe full; the first slots read */
+    /* 0: the receive is cleared. 1: the pipe is full. 2: the first slots are read. */
+    for (int stage = 0; stage < 3; stage++) {
         struct scene s;
         scene_open(&s);
         receive_and_clear(&s);
@@ -389,11 +400,12 @@ static void test_cancelling_a_receive(void **state)
         if (stage >= 2) router_poll(s.t.routers[1]);
         cancel(&s, &s.in_x);
         poll_all(&s.t, 20);
-        assert_int_equal(s.out_x.state, TRANSFER_DONE); /* into the void */
+        /* The send succeeds; its bytes are dropped. */
+        assert_int_equal(s.out_x.state, TRANSFER_DONE);
         scene_close(&s);
     }
 }
-/* The ring from rank 1 to rank 0 is full, so that its answers wait. */
+/* Fills the ring from rank 1 to rank 0, so that answers of rank 1 wait. */
 static void fill_ring(struct scene *s, struct transfer x[RING_CELLS])
 {
     static struct piece nothing;
@@ -403,25 +415,26 @@ static void fill_ring(struct scene *s, struct transfer x[RING_CELLS])
         assert_int_equal(x[i].state, TRANSFER_DONE);
     }
 }
-static void test_cancelling_while_answers_wait(void **state)
+static void test_transfers_can_be_cancelled_while_answers_wait(void **state)
 {
     (void)state;
-    for (int who = 0; who < 2; who++) {
+    for (int rank = 0; rank < 2; rank++) {
         struct scene s;
         struct transfer x[RING_CELLS];
         scene_open(&s);
         fill_ring(&s, x);
-        receive_and_clear(&s); /* its clearance finds no room */
-        cancel(&s, who == 0 ? &s.out_x : &s.in_x);
+        /* The clearance finds no room in the ring. */
+        receive_and_clear(&s);
+        cancel(&s, rank == 0 ? &s.out_x : &s.in_x);
         router_poll(s.t.routers[1]);
-        if (who == 0) assert_int_equal(s.in_x.status, TUTTI_ABORTED);
+        if (rank == 0) assert_int_equal(s.in_x.status, TUTTI_ABORTED);
         poll_all(&s.t, 20);
-        if (who == 1) assert_int_equal(s.out_x.state, TRANSFER_DONE);
+        if (rank == 1) assert_int_equal(s.out_x.state, TRANSFER_DONE);
         scene_close(&s);
     }
 }
-/* Answers that find no room are told later: of a hundred receives that are wrong, all senders hear. */
-static void test_answers_wait_for_room(void **state)
+/* Rank 1 answers a hundred messages with MISMATCH while its ring is full. All their sends get the answer later. */
+static void test_answers_wait_for_room_in_the_ring(void **state)
 {
     (void)state;
     enum { MANY = 100 };
@@ -449,16 +462,16 @@ int test_shm(void)
         cmocka_unit_test(test_damaged_counters_and_slots_fail_all_transfers),
         cmocka_unit_test(test_noise_in_shared_memory_is_survived),
         cmocka_unit_test(test_a_refused_reservation_is_an_error),
-        cmocka_unit_test(test_no_memory_for_the_unexpected_is_an_error),
+        cmocka_unit_test(test_no_memory_for_an_unexpected_message_is_an_error),
         cmocka_unit_test(test_connecting_without_memory_is_an_error),
         cmocka_unit_test(test_expected_messages_allocate_nothing),
         cmocka_unit_test(test_unexpected_bytes_are_bounded),
         cmocka_unit_test(test_credit_comes_back),
         cmocka_unit_test(test_no_wake_up_is_missing),
-        cmocka_unit_test(test_cancelling_a_send),
-        cmocka_unit_test(test_cancelling_a_receive),
-        cmocka_unit_test(test_cancelling_while_answers_wait),
-        cmocka_unit_test(test_answers_wait_for_room),
+        cmocka_unit_test(test_a_send_can_be_cancelled_at_each_stage),
+        cmocka_unit_test(test_a_receive_can_be_cancelled_at_each_stage),
+        cmocka_unit_test(test_transfers_can_be_cancelled_while_answers_wait),
+        cmocka_unit_test(test_answers_wait_for_room_in_the_ring),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,6 +1,7 @@
-/* Random messages over each transport whose ranks can be threads: sizes, peers, names and the order in which they are
-   posted come from a seed, which all ranks know, so each knows what must come.
-   unit_transports test_storm [BLOCKS [SEED]]: of 10,000 messages each, with connections and a seed of their own. */
+/* Random messages over each transport whose ranks can be threads. Sizes, peers, names and the order of posting come
+   from a seed that all ranks know, so each rank knows which messages must arrive.
+   `unit_transports test_storm [BLOCKS [SEED]]` runs BLOCKS blocks of 10,000 messages over each transport. Each block
+   has connections and a seed of its own; SEED is the first. */
 #include "backend/transports/tcp/tcp.h"
 #include "tests/support/random.h"
 #include "tests/support/unit.h"
@@ -16,7 +17,8 @@ static uint64_t first_seed = 1, seed;
 
 struct message { int from, to; uint64_t name, id; size_t bytes; };
 static uint64_t roll(uint64_t *dice, uint64_t below) { return random_next(dice) % below; }
-/* Most are small; some lie about where a message is announced instead of sent, a few are large. */
+/* Most messages are small. The sizes of some are around EAGER_BYTES, above which messages are announced, and a few are
+   large. */
 static size_t roll_bytes(uint64_t *dice)
 {
     uint64_t kind = roll(dice, 1000);
@@ -59,8 +61,8 @@ static int next_one(const struct part *p, int rank, bool sends, int i)
     while (i < ROUND && (sends ? p->all[i].from : p->all[i].to) != rank) i++;
     return i;
 }
-/* Sends, and receives, in the order of the round, which is that of each name; but the ones among the others as it
-   happens. */
+/* Posts this rank's sends in the order of the round, and its receives as well, so that the order of each name is the
+   same at both ends. Sends and receives mix at random. Returns the number of transfers. */
 static int post_round(struct rank *me, struct part *p, uint64_t *mine)
 {
     int posted = 0, send = next_one(p, me->rank, true, 0), receive = next_one(p, me->rank, false, 0);
@@ -110,7 +112,7 @@ static void over_inproc(enum waiting waiting)
 {
     ranks_inproc(RANKS, (unsigned)seed, waiting == SLEEPS ? SLEEPS_IN_TIME : POLLS, storm);
 }
-static void test_inproc(void **state)
+static void test_storm_over_inproc(void **state)
 {
     (void)state;
     storms(over_inproc);
@@ -120,7 +122,7 @@ static void over_shm(enum waiting waiting)
     (void)waiting;
     ranks_threads(RANKS, storm);
 }
-static void test_shm(void **state)
+static void test_storm_over_shm(void **state)
 {
     (void)state;
     storms(over_shm);
@@ -132,22 +134,22 @@ static struct fabric *new_sockets(void)
     return fabrics;
 }
 static void over_tcp(enum waiting waiting) { ranks_fabric_apart(new_sockets(), RANKS, waiting, storm); }
-static void test_tcp(void **state)
+static void test_storm_over_tcp(void **state)
 {
     (void)state;
     storms(over_tcp);
 }
 #ifdef FAKE_VERBS
 static void over_verbs(enum waiting waiting) { ranks_verbs_apart(RANKS, waiting, storm); }
-static void test_verbs(void **state)
+static void test_storm_over_verbs(void **state)
 {
     (void)state;
     fake.fake_reset();
     storms(over_verbs);
     assert_int_equal(fake.fake_left(), 0);
 }
-/* Completions come late, greetings are lost and doubled. */
-static void be_worst(void)
+/* Makes the fake provider complete requests late, and lose and duplicate handshake datagrams. */
+static void fake_set_worst_faults(void)
 {
     const struct fake_faults faults = { .seed = first_seed,
         .delay = 20000,
@@ -159,22 +161,22 @@ static void be_worst(void)
     fake.fake_reset();
     fake.fake_set_faults(&faults);
 }
-static void test_verbs_at_its_worst(void **state)
+static void test_storm_over_verbs_with_faults(void **state)
 {
     (void)state;
-    be_worst();
+    fake_set_worst_faults();
     storms(over_verbs);
     assert_int_equal(fake.fake_left(), 0);
 }
-/* What is late by verbs has been overtaken by sockets. */
+/* Messages by TCP overtake those that are late by verbs. */
 static void over_both(enum waiting waiting)
 {
     ranks_fabric_apart_beside(new_sockets(), verbs_fabrics, RANKS, waiting, storm);
 }
-static void test_tcp_beside_verbs(void **state)
+static void test_storm_over_tcp_beside_verbs(void **state)
 {
     (void)state;
-    be_worst();
+    fake_set_worst_faults();
     storms(over_both);
     assert_int_equal(fake.fake_left(), 0);
 }
@@ -189,13 +191,13 @@ int test_storm(void)
     printf("%d messages between %d ranks over each, seeds from %llu on\n", blocks * MESSAGES, RANKS,
         (unsigned long long)first_seed);
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_inproc),
-        cmocka_unit_test(test_shm),
-        cmocka_unit_test(test_tcp),
+        cmocka_unit_test(test_storm_over_inproc),
+        cmocka_unit_test(test_storm_over_shm),
+        cmocka_unit_test(test_storm_over_tcp),
 #ifdef FAKE_VERBS
-        cmocka_unit_test(test_verbs),
-        cmocka_unit_test(test_verbs_at_its_worst),
-        cmocka_unit_test(test_tcp_beside_verbs),
+        cmocka_unit_test(test_storm_over_verbs),
+        cmocka_unit_test(test_storm_over_verbs_with_faults),
+        cmocka_unit_test(test_storm_over_tcp_beside_verbs),
 #endif
     };
 #ifdef FAKE_VERBS

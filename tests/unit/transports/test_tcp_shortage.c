@@ -16,9 +16,11 @@
 static struct fabric fabric = FABRIC(&tcp_operations);
 static struct key_id key;
 
-/* ---- what is short ---- */
-static int watches_left = -1;                           /* -1: any number */
-int epoll_ctl(int poller, int how, int descriptor, struct epoll_event *event) /* in place of libc's */
+/* ---- shortages ---- */
+/* How many more sockets epoll watches; -1: any number. */
+static int watches_left = -1;
+/* Replaces the function of libc. */
+int epoll_ctl(int poller, int how, int descriptor, struct epoll_event *event)
 {
     if (how == EPOLL_CTL_ADD && watches_left == 0) {
         errno = ENOSPC;
@@ -85,7 +87,7 @@ static void assert_refused(const char *why, int descriptors)
     assert_non_null(strstr(status_detail(), why));
     assert_nothing_is_left(descriptors);
 }
-static void test_epoll_watches_only_some_of_the_ends(void **state)
+static void test_a_connection_with_itself_fails_if_epoll_refuses_an_end(void **state)
 {
     int before = descriptors_count();
     (void)state;
@@ -96,14 +98,14 @@ static void test_epoll_watches_only_some_of_the_ends(void **state)
         assert_refused("epoll cannot watch a socket: No space left on device", before);
     }
 }
-static void test_no_descriptors_for_a_pair(void **state)
+static void test_a_connection_with_itself_fails_without_descriptors(void **state)
 {
     int before = descriptors_count();
     (void)state;
     run_without_descriptors(connect_to_itself);
     assert_refused("cannot create a pair of sockets: Too many open files", before);
 }
-static void test_a_whole_connection_opens(void **state)
+static void test_a_connection_with_itself_opens(void **state)
 {
     int before = descriptors_count();
     (void)state;
@@ -126,7 +128,7 @@ static int listener_call(void)
     assert_int_equal(connect(s, (struct sockaddr *)&name, sizeof name), 0);
     return s;
 }
-/* The fabric tries to accept as often as in a second. */
+/* Lets the fabric retry accept ten times at once, as often as it does in a second. */
 static void accept_for_a_second(void)
 {
     for (int i = 0; i < 10; i++) {
@@ -153,10 +155,11 @@ static void test_a_shortage_of_descriptors_is_logged_once(void **state)
         assert_int_equal(tcp_sockets_of(&fabric)->pending_count, 1);
         pending_connections_close(&fabric);
         close(s);
-        tcp_sockets_of(&fabric)->accept_failed_ms -= 1000;   /* the next episode is a second later */
+        /* The next episode begins a second later. */
+        tcp_sockets_of(&fabric)->accept_failed_ms -= 1000;
     }
 }
-/* accept fails while nobody waits, and later again while a caller waits: both are logged. */
+/* accept fails twice, a second apart, without a success in between. Both failures are logged. */
 static void test_a_later_shortage_is_logged(void **state)
 {
     (void)state;
@@ -174,7 +177,7 @@ static void accept_until_the_listener_pauses(void)
 {
     while (!tcp_sockets_of(&fabric)->accept_retry_ms) tcp_operations.arm(&fabric);
 }
-/* epoll refuses the listener once: it is watched at the next try. */
+/* epoll refuses to watch the listener once. The next attempt watches it. */
 static void test_the_listener_is_watched_again(void **state)
 {
     (void)state;
@@ -193,9 +196,9 @@ unit_function test_tcp_shortage;
 int test_tcp_shortage(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_epoll_watches_only_some_of_the_ends),
-        cmocka_unit_test(test_no_descriptors_for_a_pair),
-        cmocka_unit_test(test_a_whole_connection_opens),
+        cmocka_unit_test(test_a_connection_with_itself_fails_if_epoll_refuses_an_end),
+        cmocka_unit_test(test_a_connection_with_itself_fails_without_descriptors),
+        cmocka_unit_test(test_a_connection_with_itself_opens),
         cmocka_unit_test(test_a_shortage_of_descriptors_is_logged_once),
         cmocka_unit_test(test_a_later_shortage_is_logged),
         cmocka_unit_test(test_the_listener_is_watched_again),

@@ -1,6 +1,6 @@
-/* What others may say to the sockets of a process: strangers are not answered and cost nothing, and a process that has
-   proved who it is, but then says what cannot be, loses its connection and nothing else. The callers are sockets that
-   this test writes to by hand; the fabric's own thread listens to them. */
+/* Connections to the TCP sockets of a process. Strangers get no answer and hold up no other connection. A process that
+   has proved its identity and then sends an invalid message loses its connection, and no other does. The test writes
+   the bytes of all callers itself, and the fabric's own thread reads them. */
 #include "tests/unit/transports/tcp_callers.h"
 
 /* ---- strangers ---- */
@@ -14,7 +14,8 @@ static void hello_spoil(struct handshake_hello *hello, int way)
     case 4: hello->head.magic[6] = 'u'; break;
     case 5: hello->key.bytes[3] ^= 1; break;
     case 6: hello->number++; break;
-    case 7: hello->from.nonce[0]++; break;             /* a member's key does not speak for another */
+    /* The proof of one process is not valid for another. */
+    case 7: hello->from.nonce[0]++; break;
     }
 }
 enum { WAYS = 9 };
@@ -26,7 +27,8 @@ static void test_strangers_are_not_answered(void **state)
         int s = connect_by_hand();
         struct handshake h = handshake_prepare(s, 10, 1);
         if (way == 0) seen_before = h.hello;
-        if (way == 8) h.hello = seen_before;           /* a hello that was right on another connection */
+        /* A hello that was valid on another connection. */
+        if (way == 8) h.hello = seen_before;
         hello_spoil(&h.hello, way);
         send_all(s, &h.hello, sizeof h.hello);
         assert_closed(s);
@@ -34,8 +36,8 @@ static void test_strangers_are_not_answered(void **state)
     assert_false(endpoint_seen(&ours, seen_before.from.nonce).is_open);
     close(call_well(10));
 }
-/* Who says nothing keeps a seat until others come; who has gone leaves it. */
-static void test_who_says_nothing_makes_room(void **state)
+/* A silent connection keeps its place until new ones need it. A closed one frees its place. */
+static void test_silent_connections_make_room_for_new_ones(void **state)
 {
     int silent[PENDING_MOST + 20];
     (void)state;
@@ -59,8 +61,8 @@ static void test_a_hello_may_come_in_pieces(void **state)
     assert_true(endpoint_seen(&ours, h.hello.from.nonce).is_open);
     close(s);
 }
-/* It has begun another since: that one counts. What it began before and comes late does not. */
-static void test_the_latest_call_of_a_process_counts(void **state)
+/* A newer attempt of a process replaces its connection. An attempt whose number is not greater is refused. */
+static void test_the_latest_attempt_of_a_process_counts(void **state)
 {
     int first = call_numbered(15, 3), second = call_numbered(15, 4), third = connect_by_hand();
     (void)state;
@@ -73,8 +75,9 @@ static void test_the_latest_call_of_a_process_counts(void **state)
     close(second);
 }
 struct stranger_answers { struct handshake_opening opening; struct handshake_answer answer; };
-/* A stranger has the port of the process `nonce`, which is gone, and answers so. Returns why the endpoint ends. */
-static const char *stranger_answers(unsigned char nonce, const struct stranger_answers *answers, bool hears_hello)
+/* Connects the fabric to the port of the process `nonce`, which has ended. A stranger has the port now, and sends these
+   answers. Returns the reason for which the endpoint breaks. */
+static const char *stranger_answers(unsigned char nonce, const struct stranger_answers *answers, bool gets_hello)
 {
     struct tcp_address theirs = { .family = AF_INET, .address = { 127, 0, 0, 1 } };
     const unsigned char process[16] = { nonce };
@@ -93,12 +96,12 @@ static const char *stranger_answers(unsigned char nonce, const struct stranger_a
     pthread_mutex_unlock(&ours.lock);
     int s = accept(listener, NULL, NULL);
     send_all(s, answers, sizeof *answers);
-    if (hears_hello) receive_all(s, &said, sizeof said);
+    if (gets_hello) receive_all(s, &said, sizeof said);
     assert_closed(s);
     close(listener);
     return endpoint_seen(&ours, process).why;
 }
-static void test_another_that_answers_is_not_believed(void **state)
+static void test_a_stranger_that_answers_is_refused(void **state)
 {
     struct stranger_answers answers = { { { "tutti-t", HANDSHAKE_VERSION, HANDSHAKE_OPENING }, { 5 } },
         { { "tutti-t", HANDSHAKE_VERSION, HANDSHAKE_WELCOME }, 1, { 0 } } };
@@ -114,8 +117,8 @@ static void test_another_that_answers_is_not_believed(void **state)
     assert_non_null(strstr(stranger_answers(217, &answers, false), "it sent an unexpected message"));
 }
 
-/* ---- who is known ---- */
-static void test_what_cannot_be_breaks_the_connection(void **state)
+/* ---- processes that have proved their identity ---- */
+static void test_invalid_frames_close_the_connection(void **state)
 {
     static const struct tcp_frame wrong[] = {
         { .kind = GOODBYE + 1 },
@@ -141,7 +144,7 @@ static void test_what_cannot_be_breaks_the_connection(void **state)
             "its process has sent an invalid message");
     }
 }
-/* A group of two, whose other rank is a socket of this test. */
+/* A group of two ranks. Rank 0 uses the fabric, and this test writes the bytes of rank 1, its partner. */
 static unsigned char partner[16];
 static const unsigned char *process_of(void *context, int rank)
 {
@@ -166,7 +169,7 @@ struct pair {
     struct header header;
     int partner;
 };
-/* It is to receive `bytes`. */
+/* Creates rank 0, connects the partner, and posts a receive of `bytes` bytes on rank 0. */
 static void pair_open(struct pair *p, unsigned char nonce, unsigned char *at, size_t bytes)
 {
     static uint64_t comms = 100;
@@ -188,6 +191,7 @@ static void pair_end(struct pair *p)
     rank_await(&p->me, &p->x, 1);
     router_destroy(p->me.router);
 }
+/* The partner announces a message, and awaits PULL. */
 static void pair_announce(struct pair *p, size_t bytes)
 {
     const struct tcp_frame offer = { .kind = OFFER, .id = 5, .extent = bytes };
@@ -199,7 +203,7 @@ static void pair_announce(struct pair *p, size_t bytes)
     assert_int_equal(asked.kind, PULL);
     assert_int_equal(asked.id, 5);
 }
-static void test_data_that_cannot_be_touches_nothing(void **state)
+static void test_invalid_data_frames_write_no_memory(void **state)
 {
     static const struct tcp_frame wrong[] = {
         { .kind = DATA, .id = 5, .bytes = BYTES + 1 },
@@ -228,7 +232,7 @@ static void test_data_that_cannot_be_touches_nothing(void **state)
         close(p.partner);
     }
 }
-/* However it is cut on its way. */
+/* The partner sends the bytes in pieces of 1 to 7 bytes. */
 static void pair_send_in_pieces(struct pair *p, const void *data, size_t bytes)
 {
     for (size_t i = 0, n = 1; i < bytes; i += n, n = n % 7 + 1) {
@@ -262,27 +266,27 @@ static void test_frames_may_be_cut_anywhere(void **state)
     }
 }
 
-/* ---- who is known, and speaks of what is not its own ---- */
-static void say_short(int s, const struct header *header, const void *data)
+/* ---- messages in the name of another process ---- */
+static void send_eager_frame(int s, const struct header *header, const void *data)
 {
     const struct tcp_frame frame = { .kind = EAGER, .bytes = header->kind == MESSAGE ? header->bytes : 0 };
     send_all(s, &frame, sizeof frame);
     send_all(s, header, sizeof *header);
     send_all(s, data, (size_t)frame.bytes);
 }
-/* The receive of name 3 is over, by a message of the partner. */
+/* Checks that an eager message of the partner, with this sequence number, completes rank 0's receive. */
 static void assert_received(struct pair *p, uint32_t sequence)
 {
     unsigned char out[8] = { 5 };
     struct header header = p->header;
     header.id = 0;
     header.sequence = sequence;
-    say_short(p->partner, &header, out);
+    send_eager_frame(p->partner, &header, out);
     rank_await(&p->me, &p->x, 1);
     assert_int_equal(p->x.state, TRANSFER_DONE);
     assert_int_equal(*p->piece.at, 5);
 }
-static void test_a_withdrawal_takes_what_was_announced(void **state)
+static void test_a_withdrawn_message_is_not_received(void **state)
 {
     const struct tcp_frame offer = { .kind = OFFER, .id = 5, .extent = BYTES };
     unsigned char in[8];
@@ -301,7 +305,7 @@ static void test_a_withdrawal_takes_what_was_announced(void **state)
     withdrawn.name = name_of(1234);
     send_all(p.partner, &offer, sizeof offer);
     send_all(p.partner, &announced, sizeof announced);
-    say_short(p.partner, &withdrawn, NULL);
+    send_eager_frame(p.partner, &withdrawn, NULL);
     assert_received(&p, 1);
     receive_all(p.partner, &answer, sizeof answer);
     assert_int_equal(answer.kind, RELEASE);
@@ -311,8 +315,9 @@ static void test_a_withdrawal_takes_what_was_announced(void **state)
     router_destroy(p.me.router);
     close(p.partner);
 }
-/* By the connection of another process nobody speaks for the partner, and that connection alone ends. */
-static void test_a_process_speaks_for_its_own_ranks(void **state)
+/* Another process sends a message in the name of the partner. It is refused, and only the connection of that process
+   ends. */
+static void test_a_process_may_send_only_for_its_own_ranks(void **state)
 {
     unsigned char in[8], noise[8] = { 9 };
     struct pair p;
@@ -321,7 +326,7 @@ static void test_a_process_speaks_for_its_own_ranks(void **state)
     int another = call_well(83);
     struct header header = p.header;
     header.id = 0;
-    say_short(another, &header, noise);
+    send_eager_frame(another, &header, noise);
     for (bool closed = false; !closed;) {
         char byte;
         router_poll(p.me.router);
@@ -364,8 +369,9 @@ static int count_whole(struct fabric *fabric, const struct fabric *to)
     pthread_mutex_unlock(&fabric->lock);
     return count;
 }
-/* Of the two connections one stays, whoever gets through first; and who has lost it calls anew. */
-static void test_both_call_at_once(void **state)
+/* Two processes connect to each other at once. One of the two connections stays, whichever attempt arrives first. After
+   one side has closed it, both can connect again. */
+static void test_one_connection_stays_if_both_connect_at_once(void **state)
 {
     (void)state;
     for (int turn = 0; turn < 60; turn++) {
@@ -378,7 +384,8 @@ static void test_both_call_at_once(void **state)
         pthread_mutex_unlock(turn % 2 ? &ours.lock : &other.lock);
         await_open(&ours, &other);
         await_open(&other, &ours);
-        nanosleep(&(struct timespec){ 0, 2000000 }, NULL); /* what is late must not harm it */
+        /* Late handshake messages of the other attempt must not break the connection. */
+        nanosleep(&(struct timespec){ 0, 2000000 }, NULL);
         assert_int_equal(count_whole(&ours, &other), 1);
         assert_int_equal(count_whole(&other, &ours), 1);
         give_up(turn % 2 ? &ours : &other, turn % 2 ? &other : &ours);
@@ -386,7 +393,7 @@ static void test_both_call_at_once(void **state)
             nanosleep(&(struct timespec){ 0, 100000 }, NULL);
     }
 }
-static void test_who_calls_anew_is_believed(void **state)
+static void test_a_new_attempt_replaces_the_old_connection(void **state)
 {
     (void)state;
     pthread_mutex_lock(&ours.lock);
@@ -413,17 +420,17 @@ int test_tcp_strangers(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_strangers_are_not_answered),
-        cmocka_unit_test(test_who_says_nothing_makes_room),
+        cmocka_unit_test(test_silent_connections_make_room_for_new_ones),
         cmocka_unit_test(test_a_hello_may_come_in_pieces),
-        cmocka_unit_test(test_the_latest_call_of_a_process_counts),
-        cmocka_unit_test(test_another_that_answers_is_not_believed),
-        cmocka_unit_test(test_what_cannot_be_breaks_the_connection),
-        cmocka_unit_test(test_data_that_cannot_be_touches_nothing),
+        cmocka_unit_test(test_the_latest_attempt_of_a_process_counts),
+        cmocka_unit_test(test_a_stranger_that_answers_is_refused),
+        cmocka_unit_test(test_invalid_frames_close_the_connection),
+        cmocka_unit_test(test_invalid_data_frames_write_no_memory),
         cmocka_unit_test(test_frames_may_be_cut_anywhere),
-        cmocka_unit_test(test_a_withdrawal_takes_what_was_announced),
-        cmocka_unit_test(test_a_process_speaks_for_its_own_ranks),
-        cmocka_unit_test(test_both_call_at_once),
-        cmocka_unit_test(test_who_calls_anew_is_believed),
+        cmocka_unit_test(test_a_withdrawn_message_is_not_received),
+        cmocka_unit_test(test_a_process_may_send_only_for_its_own_ranks),
+        cmocka_unit_test(test_one_connection_stays_if_both_connect_at_once),
+        cmocka_unit_test(test_a_new_attempt_replaces_the_old_connection),
     };
     return cmocka_run_group_tests(tests, set_up, tear_down);
 }

@@ -5,8 +5,9 @@
 #include "tests/unit/transports/contract.h"
 #include <sys/sysinfo.h>
 
-/* The receiver reads a send and stops: the send cannot be forgotten, and yet cancelling it ends. */
-static void test_cancelling_ends_although_the_peer_stands_still(void **state)
+/* The receiver stops while it reads a send, so the sender cannot forget the send at once. Cancelling ends after
+   cancel_ms. */
+static void test_cancelling_ends_although_the_receiver_has_stopped(void **state)
 {
     (void)state;
     static unsigned char sent[100000], got[100000];
@@ -27,7 +28,8 @@ static void test_cancelling_ends_although_the_peer_stands_still(void **state)
     assert_non_null(strstr(m.routers[0]->reason, "rank 1 has not released"));
     router_post(m.routers[0], &later);
     assert_int_equal(later.status, TUTTI_PEER_LOST);
-    memset(sent, 0xdd, sizeof sent); /* it is the caller's again: the receiver gets none of it */
+    /* The caller may use its memory again. The receiver gets none of the new bytes. */
+    memset(sent, 0xdd, sizeof sent);
     while (in.state == TRANSFER_POSTED) router_poll(m.routers[1]);
     assert_int_equal(in.status, TUTTI_ABORTED);
     for (size_t i = 0; i < sizeof got; i++) assert_int_equal(got[i], 0);
@@ -36,7 +38,7 @@ static void test_cancelling_ends_although_the_peer_stands_still(void **state)
 
 /* ---- beyond 32 bits ---- */
 #ifndef NO_PROCESSES
-/* 4 GiB and 123 bytes in pieces that all point at the same 64 MiB, the last ones at 123 bytes of their own. */
+/* A message of 4 GiB and 123 bytes: 64 pieces that are the same 64 MiB, and one of 123 bytes. */
 static void more_than_4_gib(struct rank *me)
 {
     enum { BLOCK = 64 << 20, BLOCKS = 64 };
@@ -55,7 +57,7 @@ static void more_than_4_gib(struct rank *me)
     REQUIRE(bytes_are(data, BLOCK, 1) && bytes_are(last, sizeof last, 2));
     free(data);
 }
-static void test_more_than_4_gib(void **state)
+static void test_a_message_may_exceed_4_gib(void **state)
 {
     (void)state;
     struct sysinfo machine;
@@ -73,20 +75,20 @@ enum { LEAST = 2, MOST = 3, STEP = 3, SEEDS = 3 };
 #else
 enum { LEAST = 1, MOST = 4, STEP = 1, SEEDS = 5 };
 #endif
-static void test_inproc(void **state)
+static void test_contract_holds_over_inproc(void **state)
 {
     (void)state;
     for (int size = LEAST; size <= MOST; size++)
         ranks_inproc(size, (unsigned)size, size % 2 ? SLEEPS : POLLS, the_contract);
     for (int size = 2; size <= MOST; size++) ranks_inproc(size, (unsigned)size, SLEEPS_IN_TIME, the_contract);
 }
-static void test_both(void **state)
+static void test_contract_holds_over_shm_and_inproc(void **state)
 {
     (void)state;
     ranks_mixed(4, (int[]){ 0, 0, 1, 1 }, 1, the_contract);
     ranks_mixed(3, (int[]){ 0, 1, 0 }, 2, the_contract);
 }
-static void test_a_peer_that_is_gone(void **state)
+static void test_transfers_with_a_lost_peer_fail(void **state)
 {
     (void)state;
     ranks_threads(3, the_last_rank_goes);
@@ -97,14 +99,14 @@ static void test_a_peer_that_is_gone(void **state)
         ranks_mixed(3, (int[]){ 0, 1, 0 }, seed, the_last_rank_goes);
     }
 }
-static void test_shm_between_threads(void **state)
+static void test_contract_holds_over_shm_between_threads(void **state)
 {
     (void)state;
     for (int size = LEAST; size <= MOST; size++) ranks_threads(size, the_contract);
     for (unsigned reachable = 0; reachable < 8; reachable += STEP) ranks_sharing(3, reachable, the_contract);
 }
 #ifndef NO_PROCESSES
-static void test_shm_between_processes(void **state)
+static void test_contract_holds_over_shm_between_processes(void **state)
 {
     (void)state;
     for (int size = LEAST; size <= MOST; size++) ranks_processes(size, the_contract);
@@ -115,15 +117,15 @@ int test_transports(void)
 {
     const struct CMUnitTest tests[] = {
 #ifndef NO_PROCESSES
-        cmocka_unit_test(test_shm_between_processes),
+        cmocka_unit_test(test_contract_holds_over_shm_between_processes),
 #endif
-        cmocka_unit_test(test_shm_between_threads),
-        cmocka_unit_test(test_inproc),
-        cmocka_unit_test(test_both),
-        cmocka_unit_test(test_a_peer_that_is_gone),
-        cmocka_unit_test(test_cancelling_ends_although_the_peer_stands_still),
+        cmocka_unit_test(test_contract_holds_over_shm_between_threads),
+        cmocka_unit_test(test_contract_holds_over_inproc),
+        cmocka_unit_test(test_contract_holds_over_shm_and_inproc),
+        cmocka_unit_test(test_transfers_with_a_lost_peer_fail),
+        cmocka_unit_test(test_cancelling_ends_although_the_receiver_has_stopped),
 #ifndef NO_PROCESSES
-        cmocka_unit_test(test_more_than_4_gib),
+        cmocka_unit_test(test_a_message_may_exceed_4_gib),
 #endif
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,5 +1,5 @@
-/* A fetch that UCX ends before the call returns, as it does where the connection that announced the message is no more:
-   by its callback, and with a request in hand. Such a UCX is put in the place of the real one. */
+/* A fetch that UCX ends with an error before its call returns, as it does if the connection that announced the message
+   has closed: it runs the callback, and still returns a request. The test replaces UCX's function by such a one. */
 #include "backend/transports/ucx/library.h"
 #include "backend/transports/ucx/ucx.h"
 #include "tests/support/unit.h"
@@ -22,7 +22,7 @@ static ucs_status_ptr_t ends_at_once(ucp_worker_h worker, void *data, void *buff
     parameters->cb.recv_am(&request, UCS_ERR_CANCELED, 0, parameters->user_data);
     return &request;
 }
-/* The first is posted before it comes, the second after. Neither is taken for one that has come. */
+/* Rank 1 posts its first receive before the message arrives, its second one after. Both fail and write no memory. */
 static void nothing_is_fetched(struct rank *me)
 {
     struct transfer x[MESSAGES];
@@ -49,7 +49,7 @@ static void nothing_is_fetched(struct rank *me)
     rank_meet(me);
     free(data);
 }
-static void test_a_fetch_that_is_over_at_once(void **state)
+static void test_a_fetch_that_fails_at_once_fails_its_receive(void **state)
 {
     (void)state;
     ranks_fabric_processes(&ucx_fabric, 2, POLLS, nothing_is_fetched);
@@ -58,6 +58,6 @@ unit_function test_ucx_fetch;
 int test_ucx_fetch(void)
 {
     if (!fabric_is_there("UCX", ucx_describe)) return SKIPPED;
-    const struct CMUnitTest tests[] = { cmocka_unit_test(test_a_fetch_that_is_over_at_once) };
+    const struct CMUnitTest tests[] = { cmocka_unit_test(test_a_fetch_that_fails_at_once_fails_its_receive) };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,5 +1,5 @@
-/* What opening UCX does to a process, and what is said when there is none. Each test has a process of its own, as the
-   library is opened once. */
+/* Opening UCX: what it leaves unchanged in the process, and the error if the library is missing. Each test runs in a
+   process of its own, because a process opens the library only once. */
 #include "backend/base/settings.h"
 #include "backend/base/status.h"
 #include "backend/transports/ucx/ucx.h"
@@ -49,7 +49,7 @@ static void signals_and_mmap(void)
     need(memcmp(code, (const void *)(uintptr_t)mmap, sizeof code) == 0, "mmap is as it was");
     fabric_close(&ucx_fabric);
 }
-static void test_handlers_and_mmap_stay_the_programs(void **state)
+static void test_opening_ucx_keeps_signal_handlers_and_mmap(void **state)
 {
     (void)state;
     in_a_process(signals_and_mmap);
@@ -61,7 +61,7 @@ static void keeps_what_is_set(void)
     need(strcmp(getenv("UCX_TCP_KEEPIDLE"), "7s") == 0, "what the user has set stays");
     fabric_close(&ucx_fabric);
 }
-static void test_the_users_settings_win(void **state)
+static void test_settings_of_the_user_are_kept(void **state)
 {
     (void)state;
     in_a_process(keeps_what_is_set);
@@ -70,15 +70,16 @@ static void finds_none(void)
 {
     setenv("TUTTI_UCX", "/nowhere/libucp.so.0:/elsewhere/libucp.so.0", 1);
     settings_reload();
-    need(fabric_open(&ucx_fabric, process, &place, address, &address_bytes) == TUTTI_UNSUPPORTED, "there is none");
+    need(fabric_open(&ucx_fabric, process, &place, address, &address_bytes) == TUTTI_UNSUPPORTED,
+        "the missing library is an error");
     need(strstr(status_detail(), "/nowhere/libucp.so.0"), "the first is named");
     need(strstr(status_detail(), "/elsewhere/libucp.so.0"), "the second is named");
-    need(strstr(status_detail(), "apt-get install libucx0"), "what to do is said");
+    need(strstr(status_detail(), "apt-get install libucx0"), "the remedy is named");
     char text[1024];
     ucx_describe(text, sizeof text);
-    need(strncmp(text, "no: ", 4) == 0 && strstr(text, "/nowhere"), "and told by tutti info");
+    need(strncmp(text, "no: ", 4) == 0 && strstr(text, "/nowhere"), "tutti info names it");
 }
-static void test_without_a_library_it_is_said_what_to_do(void **state)
+static void test_a_missing_library_is_reported_with_the_remedy(void **state)
 {
     (void)state;
     in_a_process(finds_none);
@@ -90,12 +91,12 @@ static void takes_the_second(void)
     open_it();
     fabric_close(&ucx_fabric);
 }
-static void test_the_first_that_can_be_loaded_is_taken(void **state)
+static void test_the_first_library_that_loads_is_used(void **state)
 {
     (void)state;
     in_a_process(takes_the_second);
 }
-/* The child's copy is nothing to it, and it may open one of its own. */
+/* A forked child can close the fabric that it has inherited, and open its own. */
 static void forks(void)
 {
     int how;
@@ -111,10 +112,11 @@ static void forks(void)
     open_it();
     fabric_close(&ucx_fabric);
     fabric_close(&ucx_fabric);
-    open_it(); /* anew */
+    /* The last close has stopped the fabric, so this one starts it again. */
+    open_it();
     fabric_close(&ucx_fabric);
 }
-static void test_a_child_of_fork_begins_anew(void **state)
+static void test_a_forked_child_can_open_ucx(void **state)
 {
     (void)state;
     in_a_process(forks);
@@ -124,11 +126,11 @@ int test_ucx_library(void)
 {
     if (!fabric_is_there("UCX", ucx_describe)) return SKIPPED;
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_without_a_library_it_is_said_what_to_do),
-        cmocka_unit_test(test_handlers_and_mmap_stay_the_programs),
-        cmocka_unit_test(test_the_users_settings_win),
-        cmocka_unit_test(test_the_first_that_can_be_loaded_is_taken),
-        cmocka_unit_test(test_a_child_of_fork_begins_anew),
+        cmocka_unit_test(test_a_missing_library_is_reported_with_the_remedy),
+        cmocka_unit_test(test_opening_ucx_keeps_signal_handlers_and_mmap),
+        cmocka_unit_test(test_settings_of_the_user_are_kept),
+        cmocka_unit_test(test_the_first_library_that_loads_is_used),
+        cmocka_unit_test(test_a_forked_child_can_open_ucx),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

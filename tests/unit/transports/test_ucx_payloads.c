@@ -1,6 +1,6 @@
-/* What a process may say over UCX. The number of the connection, which only the two processes know, tells whose a
-   message is; what a process says of the connection itself has a proof. And what UCX ends late, after its connection
-   was closed, touches nothing that is no more. */
+/* Messages that other processes may send over UCX. A message carries the number of its connection, which only its two
+   processes know. Messages about the connection itself, notices, carry a proof. Sends that UCX completes late, after
+   their connection was closed, access no freed memory. */
 #include "backend/base/memory.h"
 #include "backend/base/status.h"
 #include "backend/transports/fabric/fabric_transport.h"
@@ -35,15 +35,16 @@ static struct ucx_endpoint *connect_to(const unsigned char process[16])
     pthread_mutex_unlock(&ucx_fabric.lock);
     return (struct ucx_endpoint *)e;
 }
-struct said { struct header header; uint64_t connection; };
-static void hear(struct said said, size_t bytes)
+/* A message as UCX delivers it. */
+struct ucx_message { struct header header; uint64_t connection; };
+static void receive_bytes(struct ucx_message message, size_t bytes)
 {
     const ucp_am_recv_param_t how = { .recv_attr = 0 };
     pthread_mutex_lock(&ucx_fabric.lock);
-    assert_int_equal(ucx_on_message(NULL, &said, bytes, NULL, 0, &how), UCS_OK);
+    assert_int_equal(ucx_on_message(NULL, &message, bytes, NULL, 0, &how), UCS_OK);
     pthread_mutex_unlock(&ucx_fabric.lock);
 }
-static void hear_whole(struct said said) { hear(said, sizeof said); }
+static void receive_whole(struct ucx_message message) { receive_bytes(message, sizeof message); }
 static int early(void)
 {
     pthread_mutex_lock(&ucx_fabric.lock);
@@ -52,35 +53,37 @@ static int early(void)
     return count;
 }
 
-static void test_a_message_is_of_its_connection(void **state)
+static void test_a_message_needs_the_number_of_its_connection(void **state)
 {
     struct ucx_endpoint *e = connect_to(others);
-    struct said said = { { .comm = 5, .from = 1 }, e->number };
+    struct ucx_message message = { { .comm = 5, .from = 1 }, e->number };
     (void)state;
-    assert_true(e->number != 0 && e->number != connect_to(others)->number - 2); /* nobody can count on */
-    hear_whole(said);
+    /* Another process cannot compute the next number from one that it knows. */
+    assert_true(e->number != 0 && e->number != connect_to(others)->number - 2);
+    receive_whole(message);
     assert_int_equal(early(), 1);
     assert_int_equal(e->base.early_count, 1);
-    said.connection += 2;
-    hear_whole(said);
-    said.connection = 0;
-    hear_whole(said);
-    hear(said, sizeof said.header);
-    hear(said, sizeof said - 1);
-    hear(said, 0);
+    message.connection += 2;
+    receive_whole(message);
+    message.connection = 0;
+    receive_whole(message);
+    receive_bytes(message, sizeof message.header);
+    receive_bytes(message, sizeof message - 1);
+    receive_bytes(message, 0);
     assert_int_equal(early(), 1);
     assert_false(e->base.is_faulty);
 }
-static void test_what_cannot_be_breaks_the_connection(void **state)
+static void test_an_invalid_message_breaks_the_connection(void **state)
 {
     struct ucx_endpoint *e = connect_to(others);
     (void)state;
-    hear_whole((struct said){ { .comm = 5, .bytes = 7 }, e->number });
+    receive_whole((struct ucx_message){ { .comm = 5, .bytes = 7 }, e->number });
     assert_true(e->base.is_faulty && endpoint_is_broken(&e->base));
-    while (e->ep) nanosleep(&(struct timespec){ 0, 100000 }, NULL); /* by the fabric's thread */
+    /* The fabric's thread disconnects the endpoint. */
+    while (e->ep) nanosleep(&(struct timespec){ 0, 100000 }, NULL);
 }
-/* ---- what processes say of their connection ---- */
-/* The other process: its end of a connection with this one. */
+/* ---- notices about a connection ---- */
+/* Another process: its fabric, and its endpoint to this process. */
 struct other { struct fabric fabric; struct ucx_endpoint end; };
 static struct other other_new(const unsigned char process[16])
 {
@@ -91,16 +94,17 @@ static struct other other_new(const unsigned char process[16])
     assert_int_equal(endpoint_init_identity(&o.fabric, &o.end.base, mine, ucx_fabric.life, &key), TUTTI_OK);
     return o;
 }
-static void hear_notice(const struct notice *said, size_t bytes)
+static void receive_notice(const struct notice *notice, size_t bytes)
 {
-    struct notice copy = *said;
+    struct notice copy = *notice;
     const ucp_am_recv_param_t how = { .recv_attr = 0 };
     pthread_mutex_lock(&ucx_fabric.lock);
     assert_int_equal(ucx_on_message(NULL, &copy.header, sizeof copy.header, copy.data, bytes, &how), UCS_OK);
     ucx_advance_handshakes(&ucx_fabric);
     pthread_mutex_unlock(&ucx_fabric.lock);
 }
-static struct ucx_endpoint *endpoint_with(const unsigned char process[16]) /* NULL: there is none */
+/* Returns the endpoint to that process, or NULL. */
+static struct ucx_endpoint *endpoint_with(const unsigned char process[16])
 {
     pthread_mutex_lock(&ucx_fabric.lock);
     struct endpoint *e = endpoint_find(&ucx_fabric, process);
@@ -115,29 +119,30 @@ static int count_endpoints(void)
     pthread_mutex_unlock(&ucx_fabric.lock);
     return count;
 }
-/* Each byte of it is covered, and so is its length. */
-static void test_a_greeting_without_its_proof(void **state)
+/* The proof covers each byte of a HELLO, and its length. */
+static void test_a_changed_hello_is_ignored(void **state)
 {
     struct other o = other_new(others);
-    struct notice said, wrong;
-    size_t bytes = notice_make(&o.fabric, &o.end, HELLO, &said);
+    struct notice right, wrong;
+    size_t bytes = notice_make(&o.fabric, &o.end, HELLO, &right);
     (void)state;
     for (size_t at = 0; at < bytes; at += 5) {
-        wrong = said;
+        wrong = right;
         wrong.data[at] ^= 1;
-        hear_notice(&wrong, bytes);
+        receive_notice(&wrong, bytes);
     }
-    wrong = said;
+    wrong = right;
     wrong.header.id++;
-    hear_notice(&wrong, bytes);
-    for (size_t less = 1; less <= bytes; less += 7) hear_notice(&said, bytes - less);
+    receive_notice(&wrong, bytes);
+    for (size_t less = 1; less <= bytes; less += 7) receive_notice(&right, bytes - less);
     assert_int_equal(count_endpoints(), 0);
-    hear_notice(&said, bytes);
+    receive_notice(&right, bytes);
     assert_int_equal(count_endpoints(), 1);
     assert_int_equal(endpoint_with(others)->peer_number, 77);
 }
-/* It was seen on the network and is said again: of an earlier connection, to another process, to its own sender. */
-static void test_a_greeting_that_is_repeated(void **state)
+/* A HELLO that was copied from the network has no effect if it is sent again: one of an earlier connection, one to
+   another process, one to its own sender, and one to an earlier fabric of this process. */
+static void test_a_replayed_hello_is_ignored(void **state)
 {
     struct other first = other_new(others), second = other_new(others), third = other_new((unsigned char[16]){ 3 });
     struct notice old, now, elsewhere;
@@ -145,57 +150,63 @@ static void test_a_greeting_that_is_repeated(void **state)
     second.end.number = 78;
     (void)state;
     notice_make(&second.fabric, &second.end, HELLO, &now);
-    hear_notice(&old, bytes);
-    hear_notice(&now, bytes); /* it has begun anew */
+    receive_notice(&old, bytes);
+    /* The other process has connected again. */
+    receive_notice(&now, bytes);
     struct ucx_endpoint *e = endpoint_with(others);
     assert_true(e && e->peer_number == 78 && count_endpoints() == 2);
     for (int i = 0; i < 3; i++) {
-        hear_notice(&old, bytes);
-        hear_notice(&now, bytes);
+        receive_notice(&old, bytes);
+        receive_notice(&now, bytes);
     }
     assert_ptr_equal(endpoint_with(others), e);
     assert_int_equal(count_endpoints(), 2);
     assert_int_equal(endpoint_init_identity(&third.fabric, &third.end.base, others, ucx_fabric.life, &key), TUTTI_OK);
-    notice_make(&third.fabric, &third.end, HELLO, &elsewhere); /* to others */
-    hear_notice(&elsewhere, bytes);
+    /* A HELLO to another process. */
+    notice_make(&third.fabric, &third.end, HELLO, &elsewhere);
+    receive_notice(&elsewhere, bytes);
+    /* A HELLO of this process. */
     pthread_mutex_lock(&ucx_fabric.lock);
     notice_make(&ucx_fabric, e, HELLO, &elsewhere);
     pthread_mutex_unlock(&ucx_fabric.lock);
-    hear_notice(&elsewhere, bytes);
+    receive_notice(&elsewhere, bytes);
     third = other_new((unsigned char[16]){ 3 });
+    /* A HELLO to another life of this process's fabric. */
     third.end.base.life++;
-    notice_make(&third.fabric, &third.end, HELLO, &elsewhere); /* to a fabric of this process that has ended */
-    hear_notice(&elsewhere, bytes);
+    notice_make(&third.fabric, &third.end, HELLO, &elsewhere);
+    receive_notice(&elsewhere, bytes);
     assert_int_equal(count_endpoints(), 2);
 }
-/* Who ends says so by the number that it was told. */
-static void test_a_goodbye_is_of_its_connection(void **state)
+/* A BYE counts only with the number of this process's endpoint, from the process at the other end, with its proof. */
+static void test_a_bye_counts_only_for_its_connection(void **state)
 {
     struct ucx_endpoint *e = connect_to(others);
     struct other o = other_new(others), stranger = other_new((unsigned char[16]){ 3 });
     struct notice bye;
     (void)state;
     size_t bytes = notice_make(&o.fabric, &o.end, BYE, &bye);
-    hear_notice(&bye, bytes); /* of none */
+    /* It names no endpoint. */
+    receive_notice(&bye, bytes);
     o.end.peer_number = e->number + 2;
     notice_make(&o.fabric, &o.end, BYE, &bye);
-    hear_notice(&bye, bytes);
+    receive_notice(&bye, bytes);
     stranger.end.peer_number = e->number;
     notice_make(&stranger.fabric, &stranger.end, BYE, &bye);
-    hear_notice(&bye, bytes);
+    receive_notice(&bye, bytes);
     o.end.peer_number = e->number;
     notice_make(&o.fabric, &o.end, BYE, &bye);
     bye.data[bytes - 1] ^= 1;
-    hear_notice(&bye, bytes);
+    receive_notice(&bye, bytes);
     assert_false(e->base.has_left);
     bye.data[bytes - 1] ^= 1;
-    hear_notice(&bye, bytes);
+    receive_notice(&bye, bytes);
     assert_true(e->base.has_left);
 }
 
-/* ---- what ends late ---- */
+/* ---- late completions ---- */
 enum { MANY = 200, BYTES = 60000 };
 static struct ucx_calls real;
+/* The endpoints that close_later has not closed, and the number of sends that the worker's end has completed. */
 static ucp_ep_h left[4];
 static int left_count, ended_late;
 static int count_orphans(void)
@@ -215,7 +226,7 @@ static ucs_status_ptr_t close_later(ucp_ep_h ep, const ucp_request_param_t *para
     left[left_count++] = ep;
     return NULL;
 }
-/* Sends that are under way end here. */
+/* Closes the endpoints, which completes the sends under way, and destroys the worker. */
 static void destroy_with_all(ucp_worker_h ucp)
 {
     const ucp_request_param_t by_force = { .op_attr_mask = UCP_OP_ATTR_FIELD_FLAGS, .flags = UCP_EP_CLOSE_FLAG_FORCE };
@@ -229,7 +240,7 @@ static void destroy_with_all(ucp_worker_h ucp)
     real.ucp_worker_destroy(ucp);
     ended_late = before - count_orphans();
 }
-static void test_what_ends_after_the_endpoints(void **state)
+static void test_sends_may_complete_after_their_endpoints_have_closed(void **state)
 {
     struct ucx_endpoint *e = connect_to(mine);
     (void)state;
@@ -264,12 +275,12 @@ int test_ucx_payloads(void)
 {
     if (!fabric_is_there("UCX", ucx_describe)) return SKIPPED;
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup_teardown(test_a_message_is_of_its_connection, start, stop),
-        cmocka_unit_test_setup_teardown(test_what_cannot_be_breaks_the_connection, start, stop),
-        cmocka_unit_test_setup_teardown(test_a_greeting_without_its_proof, start, stop),
-        cmocka_unit_test_setup_teardown(test_a_greeting_that_is_repeated, start, stop),
-        cmocka_unit_test_setup_teardown(test_a_goodbye_is_of_its_connection, start, stop),
-        cmocka_unit_test_setup(test_what_ends_after_the_endpoints, start),
+        cmocka_unit_test_setup_teardown(test_a_message_needs_the_number_of_its_connection, start, stop),
+        cmocka_unit_test_setup_teardown(test_an_invalid_message_breaks_the_connection, start, stop),
+        cmocka_unit_test_setup_teardown(test_a_changed_hello_is_ignored, start, stop),
+        cmocka_unit_test_setup_teardown(test_a_replayed_hello_is_ignored, start, stop),
+        cmocka_unit_test_setup_teardown(test_a_bye_counts_only_for_its_connection, start, stop),
+        cmocka_unit_test_setup(test_sends_may_complete_after_their_endpoints_have_closed, start),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

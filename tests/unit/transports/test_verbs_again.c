@@ -1,4 +1,5 @@
-/* Connections that begin, break and begin again: what is lost on the way, and what is left of those that were. */
+/* Connections that open, break and open again: lost handshake datagrams, failed sends, and groups that begin after a
+   break. */
 #include "backend/base/clock.h"
 #include "backend/transports/fabric/fabric_transport.h"
 #include "backend/transports/tcp/tcp.h"
@@ -11,8 +12,8 @@
 enum { MANY = 8, LARGE = 1 << 20 };
 static unsigned char out[MANY][EAGER_BYTES], in[MANY][EAGER_BYTES], large[2][LARGE];
 
-/* ---- greetings ---- */
-/* More than an eager ring has room for, one way: it is only told of room by who has nothing to send. */
+/* ---- handshakes ---- */
+/* Rank 0 sends more than an eager ring holds. Rank 1 has no messages of its own by which it could report room. */
 static void one_way(struct rank *me)
 {
     struct transfer x[MANY];
@@ -24,7 +25,7 @@ static void one_way(struct rank *me)
     for (int i = 0; i < MANY; i++) REQUIRE(x[i].state == TRANSFER_DONE);
     rank_meet(me);
 }
-static void test_greetings_that_are_lost_hold_up_nothing(void **state)
+static void test_messages_arrive_although_handshakes_are_lost(void **state)
 {
     (void)state;
     for (uint64_t seed = 1; seed <= 5; seed++) {
@@ -47,7 +48,7 @@ static int count_endpoints(struct fabric *fabric, bool broken_too)
     pthread_mutex_unlock(&fabric->lock);
     return count;
 }
-static void greets_in_vain(struct rank *me)
+static void sends_while_verbs_cannot_connect(struct rank *me)
 {
     struct transfer x;
     struct piece piece;
@@ -63,22 +64,23 @@ static void greets_in_vain(struct rank *me)
     REQUIRE(count_endpoints(&verbs_fabrics[me->rank], true) <= 2);
     rank_meet(me);
 }
-static void test_a_device_that_does_not_connect_is_asked_once(void **state)
+static void test_a_refused_connection_is_not_requested_again_and_again(void **state)
 {
     static struct fabric sockets[2];
-    const struct fake_faults faults = { .seed = 1, .drop = 600000 }; /* also of what says that it is in vain */
+    /* Datagrams that report the failure are lost too. */
+    const struct fake_faults faults = { .seed = 1, .drop = 600000 };
     (void)state;
     fake.fake_set_faults(&faults);
     for (int r = 0; r < 2; r++) sockets[r] = (struct fabric)FABRIC(&tcp_operations);
     assert_int_equal(verbs_library_load(), TUTTI_OK);
     modify = verbs.ibv_modify_qp;
     verbs.ibv_modify_qp = refuse_to_connect;
-    ranks_fabric_apart_beside(sockets, verbs_fabrics, 2, POLLS, greets_in_vain);
+    ranks_fabric_apart_beside(sockets, verbs_fabrics, 2, POLLS, sends_while_verbs_cannot_connect);
     verbs.ibv_modify_qp = modify;
 }
 
-/* ---- a message that is refused ---- */
-static void is_refused(struct rank *me)
+/* ---- a send that fails ---- */
+static void sends_unregistered_memory(struct rank *me)
 {
     struct transfer x[2];
     struct piece piece[2];
@@ -95,14 +97,14 @@ static void is_refused(struct rank *me)
     if (me->rank == 1) {
         rank_settle(me);
         REQUIRE(x[1].state == TRANSFER_POSTED && me->router->failure == TUTTI_OK);
-        router_lose_peer(me->router, 0, status_fail(TUTTI_PEER_LOST, "the link says so"));
+        router_lose_peer(me->router, 0, status_fail(TUTTI_PEER_LOST, "the link has ended"));
     }
     rank_meet(me);
 }
-static void test_after_a_message_that_is_refused_nothing_leaves(void **state)
+static void test_after_a_failed_send_no_message_leaves(void **state)
 {
     (void)state;
-    ranks_verbs_apart(2, POLLS, is_refused);
+    ranks_verbs_apart(2, POLLS, sends_unregistered_memory);
 }
 
 /* ---- another group, of the same processes ---- */
@@ -150,7 +152,7 @@ static struct router *another_group(struct rank *me)
     REQUIRE(fabric_connect(&verbs_fabrics[me->rank], router, &callbacks) == TUTTI_OK);
     return router;
 }
-static void give_up(struct fabric *fabric, int rank)
+static void connection_close(struct fabric *fabric, int rank)
 {
     pthread_mutex_lock(&fabric->lock);
     struct endpoint *e = endpoint_find(fabric, known[rank].process);
@@ -164,7 +166,8 @@ static bool is_connected(struct fabric *fabric, int rank)
     pthread_mutex_unlock(&fabric->lock);
     return e;
 }
-static int sender; /* in the other group */
+/* The rank that sends in the other group. */
+static int sender;
 static void begins_again(struct rank *me)
 {
     struct piece piece = { out[0], 8, 8 };
@@ -172,9 +175,10 @@ static void begins_again(struct rank *me)
         .is_send = me->rank == sender, .peer = 1 - me->rank, .pieces = &piece, .piece_count = 1, .name = name_of(3)
     };
     become_known(me);
-    if (me->rank == 0) give_up(&verbs_fabrics[0], 1);
+    if (me->rank == 0) connection_close(&verbs_fabrics[0], 1);
     rank_meet(me);
-    while (me->rank == 1 && is_connected(&verbs_fabrics[1], 0)) rank_poll(me); /* until it has consumed so */
+    /* Rank 1 polls until it has received that rank 0 has closed. */
+    while (me->rank == 1 && is_connected(&verbs_fabrics[1], 0)) rank_poll(me);
     rank_meet(me);
     struct router *router = another_group(me);
     rank_meet(me);
@@ -184,19 +188,20 @@ static void begins_again(struct rank *me)
     REQUIRE(x.state == TRANSFER_DONE && router->routes[1 - me->rank].status == TUTTI_OK);
     rank_meet(me);
     router_destroy(router);
-    if (me->rank == 1) router_lose_peer(me->router, 0, status_fail(TUTTI_PEER_LOST, "the link says so"));
+    if (me->rank == 1) router_lose_peer(me->router, 0, status_fail(TUTTI_PEER_LOST, "the link has ended"));
     rank_meet(me);
 }
-static void test_a_connection_that_was_given_up_begins_again(void **state)
+static void test_a_closed_connection_opens_again_for_another_group(void **state)
 {
     (void)state;
     for (sender = 0; sender < 2; sender++) ranks_verbs_apart(2, POLLS, begins_again);
 }
-/* Rank 0 gave its connection with rank 1 up, begins another group, and then that with rank 2. */
+/* Rank 0 closes its connection with rank 1, begins another group, and then closes its connection with rank 2. In that
+   group only rank 2 is lost. */
 static void one_breaks_after_another(struct rank *me)
 {
     become_known(me);
-    if (me->rank == 0) give_up(&verbs_fabrics[0], 1);
+    if (me->rank == 0) connection_close(&verbs_fabrics[0], 1);
     rank_meet(me);
     if (me->rank == 0) {
         struct router *router = another_group(me);
@@ -204,7 +209,7 @@ static void one_breaks_after_another(struct rank *me)
         struct piece piece;
         rank_send(me, &x, 2, 4, &piece, out[0], 8);
         rank_await(me, &x, 1);
-        give_up(&verbs_fabrics[0], 2);
+        connection_close(&verbs_fabrics[0], 2);
         while (router->routes[2].status == TUTTI_OK) router_poll(router);
         poll_for(router, 100);
         REQUIRE(router->routes[1].status == TUTTI_OK && router->routes[2].status == TUTTI_PEER_LOST);
@@ -218,7 +223,7 @@ static void one_breaks_after_another(struct rank *me)
     }
     rank_meet(me);
 }
-static void test_what_broke_before_a_group_is_none_of_its_breaks(void **state)
+static void test_a_break_before_a_group_loses_no_rank_of_it(void **state)
 {
     (void)state;
     ranks_verbs_apart(3, POLLS, one_breaks_after_another);
@@ -229,11 +234,11 @@ int test_verbs_again(void)
     if (!ranks_verbs_open()) return SKIPPED;
 #define TEST(name) cmocka_unit_test_setup_teardown(name, ranks_verbs_begin, ranks_verbs_end)
     const struct CMUnitTest tests[] = {
-        TEST(test_greetings_that_are_lost_hold_up_nothing),
-        TEST(test_a_device_that_does_not_connect_is_asked_once),
-        TEST(test_after_a_message_that_is_refused_nothing_leaves),
-        TEST(test_a_connection_that_was_given_up_begins_again),
-        TEST(test_what_broke_before_a_group_is_none_of_its_breaks),
+        TEST(test_messages_arrive_although_handshakes_are_lost),
+        TEST(test_a_refused_connection_is_not_requested_again_and_again),
+        TEST(test_after_a_failed_send_no_message_leaves),
+        TEST(test_a_closed_connection_opens_again_for_another_group),
+        TEST(test_a_break_before_a_group_loses_no_rank_of_it),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,5 +1,5 @@
-/* Which ports serve and by which address, on devices that are made up here: a table of them, stubs in the place of the
-   library, and a folder in the place of /sys. */
+/* Which ports are usable, and by which address. The devices are fake: this test has a table of them, functions in place
+   of the library's, and a folder in place of /sys. */
 #include "backend/base/settings.h"
 #include "backend/base/status.h"
 #include "backend/transports/verbs/device/device.h"
@@ -9,8 +9,9 @@
 #include <fcntl.h>
 #include <sys/stat.h>
 
-/* ---- devices that are made up ---- */
-enum { DEVICES = 3, PORTS = 2, GIDS = 4, NONE = 0, LO = 1 };   /* lo is the interface that every machine has */
+/* ---- fake devices ---- */
+/* NONE and LO are indices of interfaces: of none, and of lo, which every machine has. */
+enum { DEVICES = 3, PORTS = 2, GIDS = 4, NONE = 0, LO = 1 };
 struct made_gid { const char *address; enum ibv_gid_type kind; uint32_t interface; };
 struct made_port {
     enum ibv_port_state state;
@@ -26,7 +27,9 @@ static struct made_device {
     struct made_port port[PORTS];
 } made[DEVICES];
 static struct ibv_device *list[DEVICES + 1];
+/* The number of devices that get_list returns, and of lists that are not freed. */
 static int devices, lists;
+/* The folder in place of /sys. */
 static char root[64];
 
 static struct made_device *made_of(const struct ibv_context *context) { return context->cmd_fd + made; }
@@ -113,7 +116,8 @@ static struct made_port port_of_infiniband(void)
     return (struct made_port){ IBV_PORT_ACTIVE, IBV_LINK_LAYER_INFINIBAND, 17, IBV_MTU_4096,
         { { "fe80::2:c903:1:2", IBV_GID_TYPE_IB, NONE } } };
 }
-/* Two devices: one of Ethernet with one port, one of InfiniBand with two of which the second is down; no settings. */
+/* Makes two devices: one of Ethernet with one port, and one of InfiniBand with two, the second of which is down.
+   Removes the settings. */
 static int set_up(void **state)
 {
     (void)state;
@@ -142,6 +146,7 @@ static int set_up(void **state)
         ._ibv_query_gid_table = query_table };
     return 0;
 }
+/* The teardown of a test fails if a device is open or a list is not freed. */
 static int nothing_is_left(void **state)
 {
     (void)state;
@@ -154,7 +159,8 @@ static void set_variable(const char *variable, const char *value)
     setenv(variable, value, 1);
     settings_reload();
 }
-static void write_file(const char *line, const char *path)      /* and the folders that lead there */
+/* Writes a line to a file below the folder for /sys, and creates the folders on the way. */
+static void write_file(const char *line, const char *path)
 {
     char whole[256];
     snprintf(whole, sizeof whole, "%s/%s", root, path);
@@ -175,7 +181,7 @@ static struct devices *devices_found(const char *interface, int family)
     assert_int_equal(devices_create(&callbacks, &d), TUTTI_OK);
     return d;
 }
-/* The error's text has all of these words, up to NULL. */
+/* Checks that devices_create fails with this status, and that its text has all of these words, up to NULL. */
 static void expect_refused(tutti_status status, const char *interface, const char *const *words)
 {
     const struct device_environment callbacks = { interface, 0, root };
@@ -188,7 +194,7 @@ static void expect_refused(tutti_status status, const char *interface, const cha
 #define REFUSED(status, interface, ...) expect_refused(status, interface, (const char *const[]){ __VA_ARGS__, NULL })
 
 /* ---- which ports ---- */
-static void test_all_active_ports_serve(void **state)
+static void test_all_active_ports_are_used(void **state)
 {
     (void)state;
     struct devices *d = devices_found("lo", AF_INET);
@@ -212,7 +218,7 @@ static void test_a_device_of_two_ports_is_opened_once(void **state)
     assert_int_equal(d->ports[2].number, 2);
     devices_destroy(d);
 }
-static void test_only_named_ports_serve(void **state)
+static void test_only_named_ports_are_used(void **state)
 {
     (void)state;
     made[1].port[1].state = IBV_PORT_ACTIVE;
@@ -226,7 +232,7 @@ static void test_only_named_ports_serve(void **state)
     assert_int_equal(d->count, 3);
     devices_destroy(d);
 }
-static void test_a_named_port_serves_by_whatever_interface(void **state)
+static void test_a_named_port_is_used_on_any_interface(void **state)
 {
     (void)state;
     set_variable("TUTTI_VERBS_DEVICE", "rdma0");
@@ -235,14 +241,14 @@ static void test_a_named_port_serves_by_whatever_interface(void **state)
     devices_destroy(d);
 }
 
-/* ---- what a user can have wrong ---- */
+/* ---- wrong setups and settings ---- */
 static void test_no_device_is_an_error(void **state)
 {
     (void)state;
     devices = 0;
     REFUSED(TUTTI_UNSUPPORTED, NULL, "no RDMA device on this host", "modprobe ib_uverbs");
 }
-static void test_devices_without_drivers_are_told_from_none(void **state)
+static void test_a_missing_driver_is_told_apart_from_a_missing_device(void **state)
 {
     (void)state;
     devices = 0;
@@ -252,7 +258,7 @@ static void test_devices_without_drivers_are_told_from_none(void **state)
     snprintf(path, sizeof path, "%s/class/infiniband_verbs/abi_version", root);
     assert_int_equal(unlink(path), 0);
 }
-static void test_none_active_is_an_error_that_lists_them(void **state)
+static void test_no_active_port_is_an_error_that_lists_the_ports(void **state)
 {
     (void)state;
     made[0].port[0].state = IBV_PORT_DOWN;
@@ -260,7 +266,7 @@ static void test_none_active_is_an_error_that_lists_them(void **state)
     REFUSED(TUTTI_UNSUPPORTED, NULL, "rdma0:1 is down", "rdma1:1 is starting (no subnet manager yet?)",
         "rdma1:2 is down");
 }
-static void test_an_unknown_name_is_an_error_that_lists_what_there_is(void **state)
+static void test_an_unknown_name_is_an_error_that_lists_the_ports(void **state)
 {
     (void)state;
     static const char *const wrong[] = { "rdma", "rdma00", "rdma0:2", "rdma0:1x", "mlx5_0" };
@@ -277,14 +283,14 @@ static void test_a_named_port_that_is_down_is_an_error(void **state)
     set_variable("TUTTI_VERBS_DEVICE", "rdma0,rdma1");
     REFUSED(TUTTI_INVALID_ARGUMENT, NULL, "with this TUTTI_VERBS_DEVICE", "rdma1:2 is down");
 }
-static void test_no_address_on_the_interface_is_an_error_that_lists_them(void **state)
+static void test_no_address_on_the_interface_is_an_error_that_lists_the_addresses(void **state)
 {
     (void)state;
     devices = 1;
     REFUSED(TUTTI_UNSUPPORTED, "eth7", "rdma0:1 has no RoCE v2 address on network interface eth7",
         "1 RoCE v2 fe80::1 on lo", "2 RoCE v1 10.0.0.1 on lo", "name in TUTTI_VERBS_DEVICE those that lead");
 }
-static void test_no_address_of_the_second_version_is_an_error(void **state)
+static void test_no_address_of_roce_v2_is_an_error(void **state)
 {
     (void)state;
     devices = 1;
@@ -293,25 +299,26 @@ static void test_no_address_of_the_second_version_is_an_error(void **state)
     memset(made[0].port[0].gids, 0, sizeof made[0].port[0].gids);
     REFUSED(TUTTI_UNSUPPORTED, NULL, "no RoCE v2 address (it has none)");
 }
-static void test_a_gid_that_is_not_there_is_an_error(void **state)
+static void test_a_missing_gid_is_an_error(void **state)
 {
     (void)state;
     devices = 1;
     set_variable("TUTTI_VERBS_GID_INDEX", "9");
     REFUSED(TUTTI_INVALID_ARGUMENT, NULL, "has no GID 9, which TUTTI_VERBS_GID_INDEX asks for", "3 RoCE v2 10.0.0.1");
 }
-static void test_a_device_that_may_not_be_opened_is_named(void **state)
+static void test_a_device_that_cannot_be_opened_is_named(void **state)
 {
     (void)state;
     devices = 1;
     made[0].open_error = EACCES;
     REFUSED(TUTTI_UNSUPPORTED, NULL, "rdma0 cannot be opened", "/dev/infiniband must be readable");
     devices = 2;
-    struct devices *d = devices_found(NULL, 0); /* the other serves */
+    /* The other device is usable. */
+    struct devices *d = devices_found(NULL, 0);
     assert_int_equal(d->count, 1);
     devices_destroy(d);
 }
-static void test_a_device_without_datagrams_does_not_serve(void **state)
+static void test_a_device_without_datagrams_is_not_used(void **state)
 {
     (void)state;
     devices = 1;
@@ -337,13 +344,15 @@ static void test_family_and_interface_choose_the_address(void **state)
     assert_int_equal(gid_table_choose(&table, &first, AF_INET)->index, 2);
     assert_int_equal(gid_table_choose(&table, &first, AF_INET6)->index, 3);
     assert_int_equal(gid_table_choose(&table, &first, 0)->index, 2);
-    assert_int_equal(gid_table_choose(&table, &lane, AF_INET6)->index, 4); /* the family is a preference */
-    assert_int_equal(gid_table_choose(&table, &second, AF_INET)->index, 5); /* of a link, where there is no other */
+    /* The family is only a preference, and a link-local address serves if the interface has no other. */
+    assert_int_equal(gid_table_choose(&table, &lane, AF_INET6)->index, 4);
+    assert_int_equal(gid_table_choose(&table, &second, AF_INET)->index, 5);
     assert_int_equal(gid_table_choose(&table, NULL, AF_INET6)->index, 3);
     assert_null(gid_table_choose(&table, &none, AF_INET));
 }
-/* As in a container, where the interface has another name, or none, for the device. */
-static void test_an_address_of_the_interface_is_enough(void **state)
+/* In a container the device may know the interface by another name, or not at all. A GID with an address of the
+   interface is chosen even so. */
+static void test_a_gid_with_an_address_of_the_interface_is_chosen(void **state)
 {
     (void)state;
     struct gid rows[] = {
@@ -357,7 +366,7 @@ static void test_an_address_of_the_interface_is_enough(void **state)
     assert_int_equal(gid_table_choose(&table, &loopback, AF_INET)->index, 2);
     assert_null(gid_table_choose(&table, &nothing, AF_INET));
 }
-static void test_an_older_library_needs_the_kernels_files(void **state)
+static void test_gids_are_read_from_sysfs_with_an_older_library(void **state)
 {
     (void)state;
     verbs._ibv_query_gid_table = NULL;
@@ -399,14 +408,16 @@ static void test_near_devices_come_first(void **state)
     write_file("0", "class/infiniband/rdma0/device/numa_node");
     write_file("0-1", "class/infiniband/rdma0/device/local_cpulist");
     write_file("2-3", "class/infiniband/rdma2/device/local_cpulist");
-    write_file("1", "class/infiniband/rdma2/device/numa_node"); /* of rdma1 nothing is known: it is last */
+    /* sysfs has no file about rdma1, so it is last. */
+    write_file("1", "class/infiniband/rdma2/device/numa_node");
     struct devices *d = devices_found(NULL, 0);
     assert_int_equal(d->count, 3);
     devices_order_by_distance(d, 3, root, order);
     assert_true(order[0] == 2 && order[1] == 0 && order[2] == 1);
     devices_order_by_distance(d, 0, root, order);
     assert_true(order[0] == 0 && order[1] == 2 && order[2] == 1);
-    devices_order_by_distance(d, -1, "/nowhere", order); /* equally near, as far as one knows */
+    /* Without sysfs all devices count as equally near. */
+    devices_order_by_distance(d, -1, "/nowhere", order);
     assert_true(order[0] == 0 && order[1] == 1 && order[2] == 2);
     devices_destroy(d);
 }
@@ -420,7 +431,7 @@ static void test_description_has_every_port(void **state)
         "rdma0:1 is used with 10.0.0.1 on lo (GID 3, MTU 1024); rdma1:1 is used with fe80::2:c903:1:2 "
         "(GID 0, MTU 4096); rdma1:2 is down");
 }
-static void test_long_reasons_are_cut(void **state)
+static void test_long_descriptions_are_cut(void **state)
 {
     (void)state;
     char text[700];
@@ -443,27 +454,27 @@ unit_function test_verbs_device;
 int test_verbs_device(void)
 {
     const struct CMUnitTest tests[] = {
-        TEST(test_all_active_ports_serve),
+        TEST(test_all_active_ports_are_used),
         TEST(test_a_device_of_two_ports_is_opened_once),
-        TEST(test_only_named_ports_serve),
-        TEST(test_a_named_port_serves_by_whatever_interface),
+        TEST(test_only_named_ports_are_used),
+        TEST(test_a_named_port_is_used_on_any_interface),
         TEST(test_no_device_is_an_error),
-        TEST(test_devices_without_drivers_are_told_from_none),
-        TEST(test_none_active_is_an_error_that_lists_them),
-        TEST(test_an_unknown_name_is_an_error_that_lists_what_there_is),
+        TEST(test_a_missing_driver_is_told_apart_from_a_missing_device),
+        TEST(test_no_active_port_is_an_error_that_lists_the_ports),
+        TEST(test_an_unknown_name_is_an_error_that_lists_the_ports),
         TEST(test_a_named_port_that_is_down_is_an_error),
-        TEST(test_no_address_on_the_interface_is_an_error_that_lists_them),
-        TEST(test_no_address_of_the_second_version_is_an_error),
-        TEST(test_a_gid_that_is_not_there_is_an_error),
-        TEST(test_a_device_that_may_not_be_opened_is_named),
-        TEST(test_a_device_without_datagrams_does_not_serve),
+        TEST(test_no_address_on_the_interface_is_an_error_that_lists_the_addresses),
+        TEST(test_no_address_of_roce_v2_is_an_error),
+        TEST(test_a_missing_gid_is_an_error),
+        TEST(test_a_device_that_cannot_be_opened_is_named),
+        TEST(test_a_device_without_datagrams_is_not_used),
         TEST(test_family_and_interface_choose_the_address),
-        TEST(test_an_address_of_the_interface_is_enough),
-        TEST(test_an_older_library_needs_the_kernels_files),
+        TEST(test_a_gid_with_an_address_of_the_interface_is_chosen),
+        TEST(test_gids_are_read_from_sysfs_with_an_older_library),
         TEST(test_a_setting_chooses_the_gid),
         TEST(test_near_devices_come_first),
         TEST(test_description_has_every_port),
-        TEST(test_long_reasons_are_cut),
+        TEST(test_long_descriptions_are_cut),
     };
     const char *folder = getenv("TMPDIR");
     snprintf(root, sizeof root, "%.40s/verbs-XXXXXX", folder ? folder : P_tmpdir);

@@ -1,5 +1,5 @@
-/* Verbs, when the device that is none does what devices do at their worst. Each test begins with one that is well, and
-   ends with nothing left of it. */
+/* Verbs while the fake provider fails as devices may. Each test begins without faults, and leaves no object of the
+   provider. */
 #include "backend/transports/verbs/nic.h"
 #include "tests/support/unit.h"
 #include "tests/unit/transports/contract.h"
@@ -8,9 +8,10 @@
 
 enum { LARGE = 300000 };
 static enum ibv_wc_status status;
-static bool of_read; /* the request that fails is the receiver's read, else the sender's write */
+/* The request that fails: the receiver's read, otherwise the sender's write. */
+static bool of_read;
 
-/* What is on its way, late greetings included, has come: a failure that is ordered then meets what is posted next. */
+/* Waits until all messages and handshake datagrams have arrived, so that an ordered failure hits the next request. */
 static void await_quiet(struct rank *me)
 {
     for (int turn = 0; turn < 3; turn++) {
@@ -21,8 +22,8 @@ static void await_quiet(struct rank *me)
 }
 
 /* ---- a work request fails ---- */
-/* Rank 0 sends to rank 1 what is announced. Whose request it was finds the connection broken by itself; the other is
-   told by the link between the processes, which here is this body. */
+/* Rank 0 sends an announced message to rank 1, and a request of one of them fails. That rank finds the connection
+   broken itself. The other rank learns it from the link between the processes, for which this body stands. */
 static void one_request_fails(struct rank *me)
 {
     struct transfer x;
@@ -32,14 +33,15 @@ static void one_request_fails(struct rank *me)
     rank_swap(me, 0);
     await_quiet(me);
     rank_meet(me);
-    if (me->rank == mine) fake.fake_fail_request(of_read ? 1 : 0, status, false); /* the offer comes before the read */
+    /* The write of OFFER comes before the read. */
+    if (me->rank == mine) fake.fake_fail_request(of_read ? 1 : 0, status, false);
     rank_meet(me);
     if (me->rank == 0) rank_send(me, &x, 1, 9, &piece, data, LARGE);
     else rank_recv(me, &x, 0, 9, &piece, data, LARGE);
     if (me->rank == mine) rank_await(me, &x, 1);
     rank_meet(me);
     if (me->rank != mine && x.state == TRANSFER_POSTED)
-        router_lose_peer(me->router, mine, status_fail(TUTTI_PEER_LOST, "the link says so"));
+        router_lose_peer(me->router, mine, status_fail(TUTTI_PEER_LOST, "the link has ended"));
     REQUIRE(x.state == TRANSFER_FAILED && x.status == TUTTI_PEER_LOST);
     if (me->rank == mine) REQUIRE(strstr(me->router->reason, "the connection of rank"));
     if (me->rank == 1)
@@ -59,19 +61,19 @@ static void each_error(bool read)
         ranks_verbs_apart(2, POLLS, one_request_fails);
     }
 }
-static void test_a_write_that_fails(void **state)
+static void test_a_failed_write_loses_the_peer(void **state)
 {
     (void)state;
     each_error(false);
 }
-static void test_a_read_that_fails(void **state)
+static void test_a_failed_read_loses_the_peer(void **state)
 {
     (void)state;
     each_error(true);
 }
 
-/* ---- the device takes its time, and loses what it may lose ---- */
-static void test_late_completions_and_lost_greetings(void **state)
+/* ---- late completions, lost datagrams, small limits ---- */
+static void test_contract_holds_with_late_completions_and_lost_handshakes(void **state)
 {
     (void)state;
     for (uint64_t seed = 1; seed <= 3; seed++) {
@@ -86,20 +88,22 @@ static void test_late_completions_and_lost_greetings(void **state)
         ranks_verbs_apart(2, seed % 2 ? POLLS : SLEEPS, the_contract);
     }
 }
-/* A device with little of everything: messages wait for room, reads for their turn. */
-static void test_a_small_device(void **state)
+/* The device has small limits, so messages wait for room, and reads wait for earlier reads. */
+static void test_contract_holds_on_a_device_with_small_limits(void **state)
 {
     struct fake_limits limits = fake.fake_limits();
     (void)state;
     limits.max_inline = 0;
-    limits.max_message = 1 << 17; /* an eager ring takes one of 64 KiB whole */
-    limits.max_cqe = 8500; /* what is asked for: one less would be refused */
+    /* One request must carry an eager message of 64 KiB. */
+    limits.max_message = 1 << 17;
+    /* Enough completions for 16 queue pairs. */
+    limits.max_cqe = 8500;
     limits.max_rd_atomic = 1;
     fake.fake_set_limits(&limits);
     ranks_verbs_apart(2, POLLS, the_contract);
 }
 
-/* ---- what it refuses ---- */
+/* ---- refused calls ---- */
 static void a_message_goes(struct rank *me)
 {
     struct transfer x;
@@ -129,12 +133,12 @@ static void no_memory_for_it(struct rank *me)
     rank_meet(me);
     free(data);
 }
-static void test_memory_that_cannot_be_registered(void **state)
+static void test_a_send_beyond_the_limit_of_locked_memory_names_it(void **state)
 {
     (void)state;
     ranks_verbs_apart(2, POLLS, no_memory_for_it);
 }
-static void test_a_call_that_fails_while_it_starts(void **state)
+static void test_a_call_that_fails_at_the_start_leaves_no_object(void **state)
 {
     static const enum fake_call calls[] = { FAKE_OPEN_DEVICE, FAKE_ALLOC_PD, FAKE_CREATE_CHANNEL, FAKE_CREATE_CQ,
         FAKE_CREATE_SRQ, FAKE_CREATE_QP, FAKE_MODIFY_QP, FAKE_POST_RECV };
@@ -148,15 +152,17 @@ static void test_a_call_that_fails_while_it_starts(void **state)
         one.devices = 1;
         fake.fake_set_limits(&one);
         fake.fake_fail_call(calls[i], 0, ENOMEM);
-        tutti_status told = fabric_open(&verbs_fabrics[0], process, &place, address, &bytes);
-        assert_true(told == TUTTI_SYSTEM || told == TUTTI_UNSUPPORTED);
+        tutti_status result = fabric_open(&verbs_fabrics[0], process, &place, address, &bytes);
+        assert_true(result == TUTTI_SYSTEM || result == TUTTI_UNSUPPORTED);
         assert_non_null(strstr(status_detail(), "fake_0"));
         assert_int_equal(fake.fake_left(), 0);
     }
-    ranks_verbs_apart(2, POLLS, a_message_goes); /* and when all is well again */
+    /* Without faults verbs works again. */
+    ranks_verbs_apart(2, POLLS, a_message_goes);
 }
 
-/* Every work request of every connection may end with an error: there is room for all, or no connection. */
+/* Every work request of every connection may end with an error. The completion queue has room for all of them, or the
+   connection is refused. */
 static void test_completions_have_room_whatever_fails(void **state)
 {
     enum { MANY = 40 };
@@ -174,7 +180,8 @@ static void test_completions_have_room_whatever_fails(void **state)
         fake.fake_set_limits(&limits);
         assert_int_equal(fabric_open(fabric, process, &place, address, &bytes), TUTTI_OK);
         int pairs = 0;
-        pthread_mutex_lock(&fabric->lock); /* its thread makes progress */
+        /* The fabric's thread runs meanwhile. */
+        pthread_mutex_lock(&fabric->lock);
         for (; pairs < MANY; pairs++) {
             process[1] = (unsigned char)(pairs + 1);
             if (fabric->operations->connect(fabric, process, &key, address, bytes, &made) != TUTTI_OK) break;
@@ -189,8 +196,8 @@ static void test_completions_have_room_whatever_fails(void **state)
     }
 }
 
-/* ---- a cable ---- */
-static void a_pulled_cable(struct rank *me)
+/* ---- a port that is down ---- */
+static void port_is_down_for_a_moment(struct rank *me)
 {
     rank_connect(me);
     if (me->rank == 0) fake.fake_set_port(0, false);
@@ -208,14 +215,14 @@ static void a_pulled_cable(struct rank *me)
     REQUIRE(x[1].state == TRANSFER_DONE && in[0] == 1);
     rank_meet(me);
 }
-static void test_a_cable_that_is_out_for_a_moment(void **state)
+static void test_messages_arrive_after_the_port_is_up_again(void **state)
 {
     (void)state;
-    ranks_verbs_apart(2, POLLS, a_pulled_cable);
+    ranks_verbs_apart(2, POLLS, port_is_down_for_a_moment);
 }
 
-/* ---- a device, a pair ---- */
-static void both_hear_of_a_break(struct rank *me, struct transfer *x, const char *why)
+/* ---- a broken device, an unreachable queue pair ---- */
+static void expect_break(struct rank *me, struct transfer *x, const char *why)
 {
     rank_await(me, x, 1);
     REQUIRE(x->state == TRANSFER_FAILED && x->status == TUTTI_PEER_LOST);
@@ -232,12 +239,13 @@ static void a_broken_device(struct rank *me)
     rank_recv(me, &x, 1 - me->rank, 1, &piece, in, sizeof in);
     rank_meet(me);
     for (int device = 0; me->rank == 0 && device < FAKE_DEVICES; device++) fake.fake_break_device(device);
-    both_hear_of_a_break(me, &x, "its device has failed");
+    expect_break(me, &x, "its device has failed");
 }
-static void test_a_device_that_breaks(void **state)
+static void test_a_failed_device_breaks_its_connections(void **state)
 {
     (void)state;
-    ranks_verbs_apart(2, SLEEPS, a_broken_device);      /* its event is consumed by who waits for events */
+    /* A rank that sleeps, and so waits for events, reads the event of the device. */
+    ranks_verbs_apart(2, SLEEPS, a_broken_device);
 }
 static void an_unplugged_pair(struct rank *me)
 {
@@ -251,10 +259,10 @@ static void an_unplugged_pair(struct rank *me)
         fake.fake_unplug_pair(((const struct verbs_endpoint *)(const void *)e)->lanes[0].qp->qp_num, true);
     rank_meet(me);
     rank_send(me, &x, 1 - me->rank, 1, &piece, data, LARGE);
-    both_hear_of_a_break(me, &x, "retr");
+    expect_break(me, &x, "retr");
     free(data);
 }
-static void test_a_pair_that_nothing_reaches(void **state)
+static void test_an_unreachable_queue_pair_breaks_the_connection(void **state)
 {
     struct fake_limits limits = fake.fake_limits();
     (void)state;
@@ -263,9 +271,9 @@ static void test_a_pair_that_nothing_reaches(void **state)
     ranks_verbs_apart(2, POLLS, an_unplugged_pair);
 }
 
-/* ---- what the other side says ---- */
-/* By hand, behind what its port has sent. */
-static bool say_by_hand(const struct rank *me, struct verbs_xfer *xfer)
+/* ---- invalid messages ---- */
+/* Sends a message from rank 0 to rank 1, with the sequence number that is next. */
+static bool send_by_hand(const struct rank *me, struct verbs_xfer *xfer)
 {
     struct fabric_op op = { .header = { .comm = me->router->comm,
                                 .name = name_of(9),
@@ -280,9 +288,10 @@ static bool say_by_hand(const struct rank *me, struct verbs_xfer *xfer)
     pthread_mutex_unlock(&fabric->lock);
     return sent;
 }
+/* The message that rank 0 sends, and the reason that rank 1 reports. */
 static struct verbs_xfer by_hand;
 static const char *complaint;
-static void it_says_what_cannot_be(struct rank *me)
+static void sends_an_invalid_message(struct rank *me)
 {
     struct transfer x;
     struct piece piece;
@@ -291,49 +300,50 @@ static void it_says_what_cannot_be(struct rank *me)
     await_quiet(me);
     rank_recv(me, &x, 1 - me->rank, 9, &piece, in, 0);
     rank_meet(me);
-    if (me->rank == 0) REQUIRE(say_by_hand(me, &by_hand));
-    if (me->rank == 1) both_hear_of_a_break(me, &x, complaint);
-    else both_hear_of_a_break(me, &x, "");
+    if (me->rank == 0) REQUIRE(send_by_hand(me, &by_hand));
+    if (me->rank == 1) expect_break(me, &x, complaint);
+    else expect_break(me, &x, "");
 }
-static void test_an_offer_of_nothing(void **state)
+static void test_an_offer_of_no_bytes_breaks_the_connection(void **state)
 {
     (void)state;
     by_hand = (struct verbs_xfer){ .kind = OFFER, .offer.id = 1 };
     complaint = "its process has sent a message of an invalid length";
-    ranks_verbs_apart(2, POLLS, it_says_what_cannot_be);
+    ranks_verbs_apart(2, POLLS, sends_an_invalid_message);
 }
-static void test_an_end_of_what_was_not_offered(void **state)
+static void test_a_done_without_an_offer_breaks_the_connection(void **state)
 {
     (void)state;
     by_hand = (struct verbs_xfer){ .kind = DONE, .offer.id = 1 };
     complaint = "its process has sent an invalid message";
-    ranks_verbs_apart(2, POLLS, it_says_what_cannot_be);
+    ranks_verbs_apart(2, POLLS, sends_an_invalid_message);
 }
-static void test_a_message_of_a_kind_that_is_none(void **state)
+static void test_a_message_of_an_unknown_kind_breaks_the_connection(void **state)
 {
     (void)state;
     by_hand = (struct verbs_xfer){ .kind = (enum verbs_message_kind)(GOODBYE + 1) };
     complaint = "its process has sent an invalid message";
-    ranks_verbs_apart(2, POLLS, it_says_what_cannot_be);
+    ranks_verbs_apart(2, POLLS, sends_an_invalid_message);
 }
 unit_function test_verbs_faults;
 int test_verbs_faults(void)
 {
     if (!ranks_verbs_open()) return SKIPPED;
+#define TEST(name) cmocka_unit_test_setup_teardown(name, ranks_verbs_begin, ranks_verbs_end)
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup_teardown(test_a_write_that_fails, ranks_verbs_begin, ranks_verbs_end),
-        cmocka_unit_test_setup_teardown(test_a_read_that_fails, ranks_verbs_begin, ranks_verbs_end),
-        cmocka_unit_test_setup_teardown(test_late_completions_and_lost_greetings, ranks_verbs_begin, ranks_verbs_end),
-        cmocka_unit_test_setup_teardown(test_a_small_device, ranks_verbs_begin, ranks_verbs_end),
-        cmocka_unit_test_setup_teardown(test_completions_have_room_whatever_fails, ranks_verbs_begin, ranks_verbs_end),
-        cmocka_unit_test_setup_teardown(test_memory_that_cannot_be_registered, ranks_verbs_begin, ranks_verbs_end),
-        cmocka_unit_test_setup_teardown(test_a_call_that_fails_while_it_starts, ranks_verbs_begin, ranks_verbs_end),
-        cmocka_unit_test_setup_teardown(test_a_cable_that_is_out_for_a_moment, ranks_verbs_begin, ranks_verbs_end),
-        cmocka_unit_test_setup_teardown(test_a_device_that_breaks, ranks_verbs_begin, ranks_verbs_end),
-        cmocka_unit_test_setup_teardown(test_a_pair_that_nothing_reaches, ranks_verbs_begin, ranks_verbs_end),
-        cmocka_unit_test_setup_teardown(test_an_offer_of_nothing, ranks_verbs_begin, ranks_verbs_end),
-        cmocka_unit_test_setup_teardown(test_an_end_of_what_was_not_offered, ranks_verbs_begin, ranks_verbs_end),
-        cmocka_unit_test_setup_teardown(test_a_message_of_a_kind_that_is_none, ranks_verbs_begin, ranks_verbs_end),
+        TEST(test_a_failed_write_loses_the_peer),
+        TEST(test_a_failed_read_loses_the_peer),
+        TEST(test_contract_holds_with_late_completions_and_lost_handshakes),
+        TEST(test_contract_holds_on_a_device_with_small_limits),
+        TEST(test_completions_have_room_whatever_fails),
+        TEST(test_a_send_beyond_the_limit_of_locked_memory_names_it),
+        TEST(test_a_call_that_fails_at_the_start_leaves_no_object),
+        TEST(test_messages_arrive_after_the_port_is_up_again),
+        TEST(test_a_failed_device_breaks_its_connections),
+        TEST(test_an_unreachable_queue_pair_breaks_the_connection),
+        TEST(test_an_offer_of_no_bytes_breaks_the_connection),
+        TEST(test_a_done_without_an_offer_breaks_the_connection),
+        TEST(test_a_message_of_an_unknown_kind_breaks_the_connection),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,5 +1,5 @@
-/* How libibverbs is found, and what is said when there is none that serves. Each test has a process of its own, as the
-   library is opened once. */
+/* How libibverbs is found, and the errors if no library is usable. Each test runs in a process of its own, because a
+   process opens the library only once. */
 #include "backend/base/settings.h"
 #include "backend/base/status.h"
 #include "backend/transports/verbs/device/library.h"
@@ -45,15 +45,15 @@ static void finds_none(void)
 {
     char text[1024];
     set_path("/nowhere/libibverbs.so.1:/elsewhere/libibverbs.so.1");
-    need(verbs_library_load() == TUTTI_UNSUPPORTED, "there is none");
+    need(verbs_library_load() == TUTTI_UNSUPPORTED, "missing libraries are an error");
     need(strstr(status_detail(), "/nowhere/libibverbs.so.1"), "the first is named");
     need(strstr(status_detail(), "/elsewhere/libibverbs.so.1"), "the second is named");
-    need(strstr(status_detail(), "apt-get install libibverbs1 ibverbs-providers"), "what to do is said");
-    need(verbs_library_name()[0] == 0, "none is named");
+    need(strstr(status_detail(), "apt-get install libibverbs1 ibverbs-providers"), "the remedy is named");
+    need(verbs_library_name()[0] == 0, "no library is in use");
     verbs_describe(text, sizeof text);
-    need(strncmp(text, "no: ", 4) == 0 && strstr(text, "/nowhere"), "and told by tutti info");
+    need(strncmp(text, "no: ", 4) == 0 && strstr(text, "/nowhere"), "tutti info names it");
 }
-static void test_without_a_library_it_is_said_what_to_do(void **state)
+static void test_a_missing_library_is_reported_with_the_remedy(void **state)
 {
     (void)state;
     in_a_process(finds_none);
@@ -61,7 +61,7 @@ static void test_without_a_library_it_is_said_what_to_do(void **state)
 static void finds_another_library(void)
 {
     set_path("libm.so.6");
-    need(verbs_library_load() == TUTTI_UNSUPPORTED, "it does not serve");
+    need(verbs_library_load() == TUTTI_UNSUPPORTED, "a library without the calls is an error");
     need(strstr(status_detail(), "libm.so.6: it has no ibv_get_device_list of IBVERBS_1.1"), "a missing call is named");
 }
 static void test_a_library_without_the_calls_is_refused(void **state)
@@ -72,10 +72,10 @@ static void test_a_library_without_the_calls_is_refused(void **state)
 static void names_none(void)
 {
     set_path("");
-    need(verbs_library_load() == TUTTI_UNSUPPORTED, "there is none");
-    need(strstr(status_detail(), "TUTTI_VERBS names none"), "that is said");
+    need(verbs_library_load() == TUTTI_UNSUPPORTED, "an empty list is an error");
+    need(strstr(status_detail(), "TUTTI_VERBS names none"), "the setting is named");
 }
-static void test_an_empty_list_is_said_to_be_empty(void **state)
+static void test_an_empty_list_is_reported(void **state)
 {
     (void)state;
     in_a_process(names_none);
@@ -85,15 +85,15 @@ static void takes_the_second(void)
     need_the_library();
     set_path("/nowhere/libibverbs.so.1:libibverbs.so.1");
     need(verbs_library_load() == TUTTI_OK, "the second is opened");
-    need(strcmp(verbs_library_name(), "libibverbs.so.1") == 0, "and named");
-    need(verbs_library_load() == TUTTI_OK, "once and for all");
+    need(strcmp(verbs_library_name(), "libibverbs.so.1") == 0, "the second is in use");
+    need(verbs_library_load() == TUTTI_OK, "a second load succeeds");
 }
-static void test_the_first_that_can_be_loaded_is_taken(void **state)
+static void test_the_first_library_that_loads_is_used(void **state)
 {
     (void)state;
     in_a_process(takes_the_second);
 }
-/* Of each call the version that the header speaks of, which is the library's default where it has several. */
+/* Each call has the version that the header declares. It is the library's default if the library has several. */
 static void has_the_right_versions(void)
 {
     need_the_library();
@@ -106,11 +106,12 @@ static void has_the_right_versions(void)
 #undef X
     struct ibv_device *device = NULL;
     int count = -1;
-    struct ibv_device **list = verbs.ibv_get_device_list(&count); /* NULL where the kernel has no support */
+    /* NULL if the kernel has no RDMA support. */
+    struct ibv_device **list = verbs.ibv_get_device_list(&count);
     if (list) device = list[0];
     need(count > 0 ? device != NULL : device == NULL, "it can be called");
     if (list) verbs.ibv_free_device_list(list);
-    need(strcmp(verbs.ibv_wc_status_str(IBV_WC_SUCCESS), "success") == 0, "it speaks");
+    need(strcmp(verbs.ibv_wc_status_str(IBV_WC_SUCCESS), "success") == 0, "it has a text for a status");
 }
 static void test_calls_have_the_versions_of_the_header(void **state)
 {
@@ -121,10 +122,10 @@ unit_function test_verbs_library;
 int test_verbs_library(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_without_a_library_it_is_said_what_to_do),
+        cmocka_unit_test(test_a_missing_library_is_reported_with_the_remedy),
         cmocka_unit_test(test_a_library_without_the_calls_is_refused),
-        cmocka_unit_test(test_an_empty_list_is_said_to_be_empty),
-        cmocka_unit_test(test_the_first_that_can_be_loaded_is_taken),
+        cmocka_unit_test(test_an_empty_list_is_reported),
+        cmocka_unit_test(test_the_first_library_that_loads_is_used),
         cmocka_unit_test(test_calls_have_the_versions_of_the_header),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

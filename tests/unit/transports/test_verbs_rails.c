@@ -1,5 +1,5 @@
-/* Verbs by several rails, on the two devices that are none: what is large is read by all of them, and nothing else
-   changes. Where there are more rails than devices, some have two pairs of queues for a connection. */
+/* Verbs with several rails, on the two fake devices: all rails read parts of a large message, and small messages travel
+   as with one rail. If there are more rails than devices, some devices have two queue pairs for a connection. */
 #include "backend/base/settings.h"
 #include "backend/transports/verbs/nic.h"
 #include "backend/transports/verbs/verbs.h"
@@ -24,7 +24,7 @@ static int prepare(void **state)
 }
 
 /* ---- the contract ---- */
-static void test_by_each_number_of_rails(void **state)
+static void test_contract_holds_with_each_number_of_rails(void **state)
 {
     (void)state;
     for (int rails = 2; rails <= RAILS_MOST; rails++) {
@@ -32,7 +32,7 @@ static void test_by_each_number_of_rails(void **state)
         ranks_verbs_apart(2, rails % 2 ? POLLS : SLEEPS, the_contract);
     }
 }
-static void test_when_completions_of_one_overtake_those_of_another(void **state)
+static void test_contract_holds_if_rails_complete_out_of_order(void **state)
 {
     const struct fake_faults faults = { .seed = 7,
         .delay = 50000,
@@ -46,13 +46,13 @@ static void test_when_completions_of_one_overtake_those_of_another(void **state)
     fake.fake_set_faults(&faults);
     ranks_verbs_apart(2, POLLS, the_contract);
 }
-/* Of two processes with different numbers the smaller counts. */
+/* Rank r has 1 + r rails. Two processes with different numbers use the smaller one. */
 static tutti_status start_with_more(struct fabric *fabric, const struct fabric_environment *place)
 {
     use_rails(1 + (int)(fabric - verbs_fabrics));
     return verbs_operations.start(fabric, place);
 }
-static void test_between_processes_with_different_numbers(void **state)
+static void test_contract_holds_with_different_numbers_of_rails(void **state)
 {
     struct fabric_operations uneven = verbs_operations;
     (void)state;
@@ -62,9 +62,10 @@ static void test_between_processes_with_different_numbers(void **state)
     for (int r = 0; r < VERBS_MOST; r++) verbs_fabrics[r].operations = &verbs_operations;
 }
 
-/* ---- who reads what ---- */
+/* ---- the parts that rails read ---- */
 static struct fake_event seen[EVENTS];
-static size_t asked; /* bytes of a message */
+/* The bytes of each message, and the number of messages. */
+static size_t asked;
 static int messages;
 static void some_messages(struct rank *me)
 {
@@ -130,9 +131,9 @@ static void test_the_next_message_begins_with_the_next_rail(void **state)
     for (int i = 0; i < 4; i++) assert_int_equal(readers[i].bytes, SHARE_BYTES);
 }
 
-/* ---- what goes wrong ---- */
-/* Rank 0's second lane, by which nobody sends: rank 1 finds it broken when it reads, and rank 0 is told by the link,
-   which here is this body. */
+/* ---- failures ---- */
+/* Rank 0's second lane, which carries no sends, breaks. Rank 1 finds this when it reads. Rank 0 learns it from the link
+   between the processes, for which this body stands. */
 static void lane_fails(struct rank *me)
 {
     struct transfer x;
@@ -148,7 +149,7 @@ static void lane_fails(struct rank *me)
     if (me->rank == 1) rank_await(me, &x, 1);
     rank_meet(me);
     if (me->rank == 0 && x.state == TRANSFER_POSTED)
-        router_lose_peer(me->router, 1, status_fail(TUTTI_PEER_LOST, "the link says so"));
+        router_lose_peer(me->router, 1, status_fail(TUTTI_PEER_LOST, "the link has ended"));
     REQUIRE(x.state == TRANSFER_FAILED && x.status == TUTTI_PEER_LOST);
     if (me->rank == 1) REQUIRE(strstr(me->router->reason, "the connection of rank"));
     rank_meet(me);
@@ -164,20 +165,22 @@ static void not_registered(struct rank *me)
     struct piece piece;
     rank_connect(me);
     if (me->rank == 0) {
-        fake.fake_fail_call(FAKE_REG_MR, 1, EIO); /* by the second device */
+        /* The second device fails to register the memory. */
+        fake.fake_fail_call(FAKE_REG_MR, 1, EIO);
         rank_send(me, &x, 1, 1, &piece, from, LARGE);
         rank_await(me, &x, 1);
         REQUIRE(x.state == TRANSFER_FAILED && strstr(me->router->reason, "cannot be registered"));
     }
     rank_meet(me);
 }
-static void test_memory_that_one_device_refuses(void **state)
+static void test_a_send_fails_if_one_device_cannot_register_it(void **state)
 {
     (void)state;
     ranks_verbs_apart(2, POLLS, not_registered);
 }
-/* Whatever the second device lacks for its first connection, it is said which, and nothing is left. */
-static void test_a_device_that_refuses(void **state)
+/* The second device fails to create an object at the start. The error names the port and the object, and no object is
+   left. */
+static void test_an_object_that_one_device_lacks_is_named(void **state)
 {
     static const struct {
         enum fake_call call;
@@ -204,14 +207,14 @@ int test_verbs_rails(void)
     for (size_t i = 0; i < LARGE; i++) from[i] = (unsigned char)(i * 2654435761u >> 24);
 #define TEST(name) cmocka_unit_test_setup_teardown(name, prepare, ranks_verbs_end)
     const struct CMUnitTest tests[] = {
-        TEST(test_by_each_number_of_rails),
-        TEST(test_when_completions_of_one_overtake_those_of_another),
-        TEST(test_between_processes_with_different_numbers),
+        TEST(test_contract_holds_with_each_number_of_rails),
+        TEST(test_contract_holds_if_rails_complete_out_of_order),
+        TEST(test_contract_holds_with_different_numbers_of_rails),
         TEST(test_all_rails_read_an_equal_part),
         TEST(test_the_next_message_begins_with_the_next_rail),
         TEST(test_a_rail_that_breaks_breaks_the_connection),
-        TEST(test_memory_that_one_device_refuses),
-        TEST(test_a_device_that_refuses),
+        TEST(test_a_send_fails_if_one_device_cannot_register_it),
+        TEST(test_an_object_that_one_device_lacks_is_named),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

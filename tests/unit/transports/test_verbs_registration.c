@@ -1,6 +1,6 @@
-/* What is registered when, and that it is never something else than what lies there. In the place of the library is a
-   device that remembers, of each region, what the first word of each of its pages was when it was registered: as a
-   device that has pinned those pages it would go on seeing them. */
+/* The registration cache: what it registers when, and that a registration is always of the memory that is at its
+   address now. A fake device takes the place of the library. It records the first word of each page of a region when
+   the region is registered, because a device that has pinned these pages goes on seeing them. */
 #include "backend/memory/arena.h"
 #include "backend/transports/verbs/memory/mappings.h"
 #include "backend/transports/verbs/memory/registration.h"
@@ -16,7 +16,7 @@
 
 enum { SECONDS = 600, SKIPPED = 77, TENSOR_ACCESS = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_READ };
 
-/* ---- a device ---- */
+/* ---- the fake device ---- */
 struct region {
     struct ibv_mr mr;
     int access;
@@ -25,9 +25,12 @@ struct region {
 static struct ibv_device device = { .name = "made0" };
 static struct ibv_context context = { .device = &device };
 static struct ibv_pd domain = { .context = &context };
+/* The number of regions, the calls of ibv_reg_mr since asked_since, and the arguments of the last call. */
 static _Atomic int regions, asked, last_access, last_descriptor;
-static _Atomic size_t registered_bytes, limit;          /* limit: as RLIMIT_MEMLOCK; 0: none */
-static void *read_only;                                 /* memory at which this device refuses to write */
+/* limit: the bytes that may be registered, as RLIMIT_MEMLOCK; 0: no limit. */
+static _Atomic size_t registered_bytes, limit;
+/* Memory that the device refuses to register for writing. */
+static void *read_only;
 static size_t page;
 static const char *device_name(struct ibv_device *d) { return d->name; }
 static struct ibv_mr *register_memory(struct ibv_pd *pd, void *at, size_t bytes, int access)
@@ -66,7 +69,8 @@ static struct ibv_mr *register_dmabuf(struct ibv_pd *pd, uint64_t offset, size_t
     registered_bytes += bytes;
     return &r->mr;
 }
-static uint64_t seen(const struct registered *t, const void *at)       /* by the device, at an address of a page */
+/* Returns the word that the device sees at the beginning of this page. */
+static uint64_t seen(const struct registered *t, const void *at)
 {
     const struct region *r = (const struct region *)(const void *)t->region;
     return r->words[((uintptr_t)at - (uintptr_t)t->region->addr) / page];
@@ -105,14 +109,15 @@ static void in_a_process(void (*each)(void))
             .ibv_reg_dmabuf_mr = register_dmabuf };
         each();
         registration_cache_destroy(r);
-        need(regions == 0, "nothing is left registered");
+        need(regions == 0, "no region stays registered");
         _exit(0);
     }
     assert_int_equal(waitpid(child, &how, 0), child);
     if (WIFEXITED(how) && WEXITSTATUS(how) == SKIPPED) skip();
     assert_int_equal(how, 0);
 }
-static unsigned char *pages_at(void *at, size_t count, uint64_t word)  /* mapped, with that word in each */
+/* Maps pages at that address (NULL: any), and writes the word to each. */
+static unsigned char *pages_at(void *at, size_t count, uint64_t word)
 {
     int flags = MAP_PRIVATE | MAP_ANONYMOUS | (at ? MAP_FIXED : 0);
     if (!at) at = aside(count * page);
@@ -137,26 +142,27 @@ static int asked_since(void)
     return count;
 }
 
-/* ---- what is kept ---- */
-static void keeps(void)
+/* ---- cached registrations ---- */
+static void test_registrations_are_used_again(void)
 {
     make(0, 0);
     need_watching();
     unsigned char *at = pages_at(NULL, 4, 1);
     struct registered first = take(at + 100, page), second = take(at + 8, 3000), third = take(at + 2 * page, 1);
-    need(asked_since() == 2 && regions == 2, "a part of what is registered, or on its pages, is not registered again");
-    need(first.region == second.region && first.region != third.region, "each serves its own");
+    need(asked_since() == 2 && regions == 2, "a part of registered pages is not registered again");
+    need(first.region == second.region && first.region != third.region, "each registration serves its own pages");
     need(((struct region *)(void *)first.region)->access == TENSOR_ACCESS, "peers may read it and not write it");
     registered_give(first);
     registered_give(second);
     registered_give(third);
-    need(regions == 2, "and stays when it is given back");
+    need(regions == 2, "registrations stay when they are given back");
     registered_give(take(at, 2 * page));
-    need(asked_since() == 0, "until it is wanted again");
+    need(asked_since() == 0, "and are used again");
     struct registration_counts counts = registration_cache_get_counts(r);
-    need(counts.hits == 2 && counts.misses == 2 && counts.entries == 2 && counts.bytes == 3 * page, "that is counted");
+    need(counts.hits == 2 && counts.misses == 2 && counts.entries == 2 && counts.bytes == 3 * page,
+        "hits, misses, entries and bytes are counted");
 }
-static void keeps_bounded(void)
+static void test_entries_and_bytes_are_bounded(void)
 {
     make(8 * page, 3);
     need_watching();
@@ -165,21 +171,23 @@ static void keeps_bounded(void)
     registered_give(take(at + 2 * page, 1));
     registered_give(take(at + 4 * page, 1));
     registered_give(take(at + 2 * page, 1));
-    registered_give(take(at + 6 * page, 1)); /* the fourth: what was at 4 goes */
+    /* The fourth entry evicts the least recently used one, of page 4. */
+    registered_give(take(at + 6 * page, 1));
     need(regions == 3, "entries are bounded");
     asked_since();
     registered_give(take(at, 1));
     registered_give(take(at + 2 * page, 1));
-    need(asked_since() == 0, "what was used later, or is in use, stays");
+    need(asked_since() == 0, "entries that were used later, or are in use, stay");
     registered_give(take(at + 4 * page, 1));
-    need(asked_since() == 1, "the longest unused has gone");
+    need(asked_since() == 1, "the least recently used entry was evicted");
     registered_give(take(at + 16 * page, 7 * page));
-    need(regions == 2 && registered_bytes == 8 * page, "bytes are bounded, and what is in use stays");
+    need(regions == 2 && registered_bytes == 8 * page, "bytes are bounded, and entries in use stay");
     registered_give(take(at + 32 * page, 9 * page));
-    need(regions == 2 && registration_cache_get_counts(r).once == 1, "what is larger than all that is registered once");
+    need(regions == 2 && registration_cache_get_counts(r).once == 1,
+        "memory beyond the limit is registered for one use");
     registered_give(used);
 }
-static void reads_only(void)
+static void test_read_only_memory_is_registered_for_reading(void)
 {
     make(0, 0);
     need_watching();
@@ -187,32 +195,33 @@ static void reads_only(void)
     struct registered t;
     read_only = at;
     need(registration_cache_take(r, at, page, false, &t) == TUTTI_OK && last_access == IBV_ACCESS_REMOTE_READ,
-        "what this process may not write can be read");
+        "read-only memory is registered for reading");
     registered_give(t);
-    need(registration_cache_take(r, at, page, true, &t) == TUTTI_INVALID_ARGUMENT, "and not be written");
-    need(strstr(status_detail(), "made0") != NULL, "which the text says");
+    need(registration_cache_take(r, at, page, true, &t) == TUTTI_INVALID_ARGUMENT, "but not for writing");
+    need(strstr(status_detail(), "made0") != NULL, "and the error names the device");
     asked_since();
-    need(registration_cache_take(r, at, page, false, &t) == TUTTI_OK && asked_since() == 0, "reading goes on");
+    need(registration_cache_take(r, at, page, false, &t) == TUTTI_OK && asked_since() == 0,
+        "the registration for reading is used again");
     registered_give(t);
 }
 
-/* ---- what is something else now ---- */
-static void maps_anew(void)
+/* ---- changed memory ---- */
+static void test_memory_mapped_again_is_registered_again(void)
 {
     make(0, 0);
     need_watching();
     unsigned char *at = pages_at(NULL, 4, 1);
     for (uint64_t word = 1; word < 300; word++) {
         struct registered t = take(at, 4 * page);
-        need(seen(&t, at + page) == word, "the device sees what lies there");
+        need(seen(&t, at + page) == word, "the device sees the memory that is mapped now");
         registered_give(t);
         munmap(at, 4 * page);
         pages_at(at, 4, word + 1);
     }
     registration_cache_sweep(r);
-    need(regions == 0 && registration_cache_get_counts(r).entries == 0, "of what is gone nothing stays registered");
+    need(regions == 0 && registration_cache_get_counts(r).entries == 0, "unmapped memory does not stay registered");
 }
-static void drops_pages(void)
+static void test_dropped_and_moved_pages_are_registered_again(void)
 {
     make(0, 0);
     need_watching();
@@ -222,18 +231,18 @@ static void drops_pages(void)
     madvise(at + 4 * page, page, MADV_DONTNEED);
     memcpy(at + 4 * page, &two, sizeof two);
     struct registered t = take(at, 8 * page);
-    need(seen(&t, at + 4 * page) == 2, "dropped pages are registered anew");
+    need(seen(&t, at + 4 * page) == 2, "dropped pages are registered again");
     registered_give(t);
     unsigned char *there = mmap(NULL, 8 * page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     need(mremap(at, 8 * page, 8 * page, MREMAP_MAYMOVE | MREMAP_FIXED, there) == there, "it moves");
     pages_at(at, 8, 3);
     t = take(at, 8 * page);
     struct registered moved = take(there, 8 * page);
-    need(seen(&t, at) == 3 && seen(&moved, there + 4 * page) == 2, "what has moved is registered where it is");
+    need(seen(&t, at) == 3 && seen(&moved, there + 4 * page) == 2, "moved memory is registered at its new address");
     registered_give(t);
     registered_give(moved);
 }
-static void changes_in_use(void)
+static void test_memory_may_change_while_it_is_in_use(void)
 {
     make(0, 0);
     need_watching();
@@ -242,11 +251,11 @@ static void changes_in_use(void)
     munmap(at, page);
     pages_at(at, 1, 2);
     registration_cache_sweep(r);
-    need(regions == 1, "what is in use stays registered though it is gone");
+    need(regions == 1, "a registration in use stays although its memory is gone");
     struct registered new = take(at, page);
-    need(seen(&new, at) == 2 && seen(&old, at) == 1, "but nobody finds it any more");
+    need(seen(&new, at) == 2 && seen(&old, at) == 1, "but later uses do not find it");
     registered_give(old);
-    need(regions == 1, "and it goes when it is given back");
+    need(regions == 1, "and it ends when it is given back");
     registered_give(new);
 }
 static unsigned char *unmapped_meanwhile;
@@ -257,7 +266,7 @@ static struct ibv_mr *register_slowly(struct ibv_pd *pd, void *at, size_t bytes,
     pages_at(unmapped_meanwhile, 1, 2);
     return mr;
 }
-static void changes_while_registered(void)
+static void test_memory_that_changes_while_it_is_registered_is_not_kept(void)
 {
     make(0, 0);
     need_watching();
@@ -265,13 +274,14 @@ static void changes_while_registered(void)
     verbs.ibv_reg_mr = register_slowly;
     registered_give(take(unmapped_meanwhile, page));
     verbs.ibv_reg_mr = register_memory;
-    need(regions == 0, "what changed meanwhile is not kept");
+    need(regions == 0, "a registration whose memory changed meanwhile is not kept");
     struct registered t = take(unmapped_meanwhile, page);
-    need(seen(&t, unmapped_meanwhile) == 2, "and not found");
+    need(seen(&t, unmapped_meanwhile) == 2, "and not used again");
     registered_give(t);
 }
-#ifndef NO_PROCESSES /* a child that starts threads */
-static void forks(void)
+/* The forked child starts threads. */
+#ifndef NO_PROCESSES
+static void test_a_forked_child_leaves_registrations_of_its_parent(void)
 {
     int how;
     make(0, 0);
@@ -281,26 +291,26 @@ static void forks(void)
     pid_t child = fork();
     if (child == 0) {
         registration_cache_destroy(r);
-        need(regions == 1, "a child deregisters nothing of its parent's");
+        need(regions == 1, "a child deregisters no memory of its parent");
         munmap(at, 2 * page);
         make(0, 0);
         at = pages_at(at, 2, 5);
         struct registered t = take(at, page);
-        need(registration_cache_can_watch(r) && seen(&t, at) == 5, "and may have a device of its own");
+        need(registration_cache_can_watch(r) && seen(&t, at) == 5, "a child can create its own cache");
         registered_give(t);
         registration_cache_destroy(r);
-        need(regions == 1, "which it leaves as it should");
+        need(regions == 1, "and destroy it without its parent's region");
         _exit(0);
     }
     need(waitpid(child, &how, 0) == child && how == 0, "the child ended well");
     asked_since();
     registered_give(take(at, page));
-    need(asked_since() == 0, "the parent's stays as it was");
+    need(asked_since() == 0, "the parent's registration is used again");
 }
 #endif
 
-/* ---- what is registered for good ---- */
-static void of_the_arena(void)
+/* ---- blocks of the arena, and permanent registrations ---- */
+static void test_a_block_of_the_arena_is_registered_whole(void)
 {
     enum { BYTES = 1 << 20 };
     void *first = NULL, *second = NULL;
@@ -312,14 +322,15 @@ static void of_the_arena(void)
     registered_give(other);
     need(arena_free(first) == TUTTI_OK && arena_free(second) == TUTTI_OK, "it is given back");
     registration_cache_sweep(r);
-    need(regions == 1, "the spare block is a block still");
+    need(regions == 1, "a spare block stays registered");
     while (arena_give_up_spare()) {}
     registration_cache_sweep(r);
-    need(regions == 0, "of a block that is no more nothing stays registered");
+    need(regions == 0, "a retired block does not");
 }
-static void reuses_the_arena(void)
+static void test_a_new_block_at_an_old_address_is_registered(void)
 {
-    enum { BYTES = 100 << 20 };                         /* too large to be spare */
+    /* A block of this size is too large to be kept as a spare one. */
+    enum { BYTES = 100 << 20 };
     make(0, 0);
     uintptr_t again = 0;
     for (uint64_t i = 1; i < 20; i++) {
@@ -333,9 +344,9 @@ static void reuses_the_arena(void)
         need(arena_free(at) == TUTTI_OK, "it is given back");
     }
     registration_cache_sweep(r);
-    need(regions == 0, "and the earlier ones are let go of");
+    need(regions == 0, "the earlier blocks are deregistered");
 }
-static void registered_permanently(void)
+static void test_a_permanent_registration_serves_its_parts(void)
 {
     struct registered kept, ring;
     make(0, 0);
@@ -347,48 +358,50 @@ static void registered_permanently(void)
             && last_access == (IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE),
         "rings are registered as they are needed");
     asked_since();
-    struct registered part = take(at + page, page), anew = take(at + 4 * page, page);
+    struct registered part = take(at + page, page), of_ring = take(at + 4 * page, page);
     need(asked_since() == 1 && part.region == kept.region,
-        "slots serve who uses a part; a ring that may not be read not");
+        "a permanent registration serves its parts if the device may read it");
     registered_give(part);
-    registered_give(anew);
+    registered_give(of_ring);
     part = take(at, page);
-    need(part.region == kept.region, "for as long as they are");
+    need(part.region == kept.region, "until it is given back");
     registered_give(kept);
     struct registered other = take(at, page);
-    need(other.region != kept.region, "what is given back is found no more");
+    need(other.region != kept.region, "after that it is not found");
     registered_give(part);
     registered_give(other);
     registered_give(ring);
 }
 
 /* ---- refusals ---- */
-static void forbid_watching(void)                       /* as seccomp profiles of containers do */
+/* Forbids userfaultfd, as the seccomp profiles of containers do. */
+static void forbid_watching(void)
 {
     need(forbid_calls(SYS_userfaultfd, SYS_userfaultfd, EPERM), "a process can forbid itself calls");
 }
-static void once_each(void)
+static void test_memory_that_cannot_be_watched_is_registered_for_each_use(void)
 {
     forbid_watching();
     make(0, 0);
     need(!registration_cache_can_watch(r) && strstr(status_detail(), "seccomp"),
-        "where nothing can be watched it is said why");
+        "the reason is given if memory cannot be watched");
     unsigned char *at = pages_at(NULL, 2, 1);
     struct registered t = take(at, page), again = take(at, page);
     need(asked_since() == 2 && regions == 2, "each use registers");
     registered_give(t);
     registered_give(again);
-    need(regions == 0 && registration_cache_get_counts(r).once == 2, "and nothing is kept");
+    need(regions == 0 && registration_cache_get_counts(r).once == 2, "and no registration is kept");
     munmap(at, page);
     pages_at(at, 1, 2);
     t = take(at, page);
-    need(seen(&t, at) == 2, "so it is right");
+    need(seen(&t, at) == 2, "so the device sees the new memory");
     registered_give(t);
     registration_cache_destroy(r);
     asked = 0;
-    of_the_arena(); /* blocks are kept all the same: their numbers tell */
+    /* Blocks of the arena are kept even so, because their numbers tell them apart. */
+    test_a_block_of_the_arena_is_registered_whole();
 }
-static void too_much(void)
+static void test_memory_beyond_the_limit_is_refused_with_remedies(void)
 {
     const struct rlimit memlock = { 64 << 10, 64 << 10 };
     struct registered t = { .region = NULL };
@@ -399,28 +412,32 @@ static void too_much(void)
     registered_give(take(at, 2 * page));
     registered_give(take(at + 2 * page, 2 * page));
     registered_give(take(at + 4 * page, 3 * page));
-    need(regions == 1, "what is unused makes room for what is needed");
+    need(regions == 1, "unused registrations make room");
     setrlimit(RLIMIT_MEMLOCK, &memlock);
-    need(registration_cache_take(r, at, 5 * page, true, &t) == TUTTI_NO_MEMORY && !t.region, "too much is refused");
+    need(registration_cache_take(r, at, 5 * page, true, &t) == TUTTI_NO_MEMORY && !t.region,
+        "memory beyond the limit is refused");
     static const char *const words[] = { "made0", "may lock 64 KiB", "ulimit -l unlimited", "/etc/security/limits.conf",
         "LimitMEMLOCK=infinity", "--ulimit memlock=-1" };
     for (size_t i = 0; i < sizeof words / sizeof *words; i++) need(strstr(status_detail(), words[i]), words[i]);
-    need(registration_cache_add_permanent(r, at, 5 * page, TENSOR_ACCESS, &t) == TUTTI_NO_MEMORY, "for good, too");
-    registered_give(take(at, page)); /* and all goes on */
+    need(registration_cache_add_permanent(r, at, 5 * page, TENSOR_ACCESS, &t) == TUTTI_NO_MEMORY,
+        "also for a permanent registration");
+    /* The cache can go on. */
+    registered_give(take(at, page));
 }
-static void too_large_a_block(void)
+static void test_a_tensor_of_a_block_beyond_the_limit_is_registered_alone(void)
 {
     void *at;
     make(0, 0);
     need(arena_allocate(1 << 20, &at) == TUTTI_OK, "there is memory");
-    limit = 2 << 20; /* less than a block */
+    /* Less than a block has. */
+    limit = 2 << 20;
     struct registered t = take(at, 1 << 20);
     need(t.region->length < 2 << 20, "a tensor of a block that is too large is registered alone");
     registered_give(t);
     limit = 0;
     need(arena_free(at) == TUTTI_OK, "it is given back");
 }
-static void of_a_device(void)
+static void test_memory_of_a_device_is_registered(void)
 {
     struct registered t;
     make(0, 0);
@@ -462,8 +479,8 @@ static void *worker(void *argument)
     }
     return NULL;
 }
-/* They get addresses from each other all the time. */
-static void many(void)
+/* The threads unmap and map all the time, and get addresses that other threads have used. */
+static void test_each_thread_registers_its_own_memory(void)
 {
     pthread_t threads[THREADS];
     make(256 * page, 32);
@@ -473,7 +490,7 @@ static void many(void)
     for (int i = 0; i < THREADS; i++) pthread_join(threads[i], NULL);
     registration_cache_sweep(r);
     need(regions == 0 && registration_cache_get_counts(r).entries == 0 && registration_cache_get_counts(r).bytes == 0,
-        "all is gone");
+        "no registration is left");
 }
 
 static void run(void **state) { in_a_process((void (*)(void))*state); }
@@ -483,24 +500,24 @@ int test_verbs_registration(void)
 {
     page = (size_t)sysconf(_SC_PAGESIZE);
     const struct CMUnitTest tests[] = {
-        TEST(keeps),
-        TEST(keeps_bounded),
-        TEST(reads_only),
-        TEST(maps_anew),
-        TEST(drops_pages),
-        TEST(changes_in_use),
-        TEST(changes_while_registered),
+        TEST(test_registrations_are_used_again),
+        TEST(test_entries_and_bytes_are_bounded),
+        TEST(test_read_only_memory_is_registered_for_reading),
+        TEST(test_memory_mapped_again_is_registered_again),
+        TEST(test_dropped_and_moved_pages_are_registered_again),
+        TEST(test_memory_may_change_while_it_is_in_use),
+        TEST(test_memory_that_changes_while_it_is_registered_is_not_kept),
 #ifndef NO_PROCESSES
-        TEST(forks),
+        TEST(test_a_forked_child_leaves_registrations_of_its_parent),
 #endif
-        TEST(of_the_arena),
-        TEST(reuses_the_arena),
-        TEST(registered_permanently),
-        TEST(once_each),
-        TEST(too_much),
-        TEST(too_large_a_block),
-        TEST(of_a_device),
-        TEST(many),
+        TEST(test_a_block_of_the_arena_is_registered_whole),
+        TEST(test_a_new_block_at_an_old_address_is_registered),
+        TEST(test_a_permanent_registration_serves_its_parts),
+        TEST(test_memory_that_cannot_be_watched_is_registered_for_each_use),
+        TEST(test_memory_beyond_the_limit_is_refused_with_remedies),
+        TEST(test_a_tensor_of_a_block_beyond_the_limit_is_registered_alone),
+        TEST(test_memory_of_a_device_is_registered),
+        TEST(test_each_thread_registers_its_own_memory),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

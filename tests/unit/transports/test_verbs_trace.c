@@ -1,6 +1,5 @@
-/* How a message travels over verbs, request by request, on the device that is none: messages of three sizes from rank 0
-   to rank 1. `unit_transports test_verbs_trace print` prints what has been seen; tests/verbs/picture.py makes a
-   picture of that. */
+/* The requests and completions of messages of three sizes from rank 0 to rank 1 over verbs, on the fake provider.
+   `unit_transports test_verbs_trace print` prints the events, which tests/verbs/picture.py draws. */
 #include "tests/support/unit.h"
 #include "tests/unit/transports/ranks_verbs.h"
 
@@ -34,12 +33,14 @@ static void one_message(struct rank *me, int i)
 }
 static void all_messages(struct rank *me)
 {
-    rank_swap(me, 0);                                   /* so they are connected */
+    /* Opens the connection. */
+    rank_swap(me, 0);
     for (int i = 0; i < MESSAGES; i++) one_message(me, i);
 }
 
-/* ---- what has been seen ---- */
-static uint32_t sender(void)                             /* who posts first */
+/* ---- the events ---- */
+/* Returns the number of rank 0's queue pair, which posts first. */
+static uint32_t sender(void)
 {
     size_t n = 0;
     while (seen[0][n].moment != FAKE_POSTED) n++;
@@ -57,7 +58,7 @@ static void print_events(void)
                 e->signaled ? "signalled" : "");
         }
 }
-/* The next of that kind, of rank 0 or 1; what lies between is no matter. */
+/* Returns the next event of this kind and rank from number *at on, and sets *at to the number behind it. */
 static const struct fake_event *next(int i, size_t *at, enum fake_moment moment, int rank)
 {
     for (; *at < seen_count[i]; ++*at) {

@@ -11,7 +11,7 @@ if(HAVE_VERBS)
   add_dependencies(ranks_verbs fake_verbs)
 endif()
 set(names matching fabrics store_modes shm router share transports fabric tcp_strangers storm)
-# in this test one thread plays all ranks
+# in this test one thread acts as all ranks
 if(NOT TUTTI_SANITIZE STREQUAL "thread")
   list(APPEND names model)
 endif()
@@ -25,7 +25,8 @@ if(HAVE_UCX AND NOT TUTTI_SANITIZE)
 endif()
 if(HAVE_VERBS)
   list(APPEND names verbs_library verbs_device verbs_mappings verbs_registration)
-  list(APPEND names verbs verbs_again verbs_faults verbs_rails verbs_strangers verbs_trace beside)  # on the fake device
+  # these run on the fake provider
+  list(APPEND names verbs verbs_again verbs_faults verbs_rails verbs_strangers verbs_trace beside)
 endif()
 tutti_unit_program(unit_transports transports transports ${names} contract)
 tutti_unit_tests(unit_transports ${names})
@@ -43,7 +44,8 @@ foreach(network tcp ucx)
   tutti_test(test_${network} "unit_transports;test_contract;${network}" "")
 endforeach()
 tutti_encrypted(test_tcp)
-tutti_unit(transports tcp_shortage transports)                          # takes all descriptors of its process
+# a program of its own, because it replaces epoll_ctl
+tutti_unit(transports tcp_shortage transports)
 # the ranks of this test are processes
 if(NOT TUTTI_SANITIZE STREQUAL "thread")
   tutti_test(test_tcp_and_ucx "unit_transports;test_contract;tcp_and_ucx" "")

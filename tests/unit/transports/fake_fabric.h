@@ -1,5 +1,6 @@
-/* A fabric without a network: the test delivers each message by hand. With it, a group of three processes, of which
-   this is the first, and a process that is no member. For one test file. */
+/* A fake fabric without a network, whose messages a test delivers by function calls. It connects this process, which is
+   rank 0 of a group of three processes, with the two others and with a process that is no member. One test file
+   includes this header. */
 #pragma once
 #include "backend/base/descriptor.h"
 #include "backend/base/memory.h"
@@ -11,7 +12,7 @@
 
 enum { RANKS = 3, STRANGER = RANKS, PROCESSES, COMM = 77 };
 
-/* ---- a fabric that is none ---- */
+/* ---- the fake fabric ---- */
 struct delivery {
     struct endpoint *from;
     const struct header *header;
@@ -19,9 +20,12 @@ struct delivery {
     size_t bytes;
     bool announced, kept;
 };
-static struct delivery *due; /* to be heard in the next progress of a port */
+/* The message that the next progress of the fabric delivers, or NULL. */
+static struct delivery *due;
+/* The numbers of calls of release, fetch and disconnect since open_all. */
 static int released, fetched, ended;
-static char descriptors[1]; /* what is announced: nothing is read of it */
+/* The descriptor of every announced message. It is never read. */
+static char descriptors[1];
 
 static tutti_status fabric_begin(struct fabric *f, const struct fabric_environment *place)
 {
@@ -98,7 +102,8 @@ static const struct fabric_operations operations = { .name = "none",
     .print_address = endpoint_print_address };
 static struct fabric fabric = FABRIC(&operations);
 
-/* ---- a group of three processes, of which this is the first, and a process that is not in it ---- */
+/* ---- the processes ---- */
+/* The nonces of the processes of ranks 0 to 2 and of the stranger, and the endpoints to them. */
 static unsigned char processes[PROCESSES][16] = { { 1 }, { 2 }, { 3 }, { 9 } };
 static struct endpoint *ends[PROCESSES];
 static struct alarm_bell bell;
@@ -154,8 +159,10 @@ static int leave_and_close(void **state)
     return 0;
 }
 
-/* ---- what is said ---- */
-static bool polls; /* the rank polls when it is said */
+/* ---- messages ---- */
+/* true: a message arrives while the rank polls. false: the fabric saves it for the next poll. */
+static bool polls;
+/* Delivers a message by the endpoint to that process. Returns whether its descriptor is kept. */
 static bool message_deliver(int process, struct header h, const void *data, size_t bytes)
 {
     struct delivery d = { ends[process], &h, (void *)(uintptr_t)data, bytes, h.id && h.kind == MESSAGE, false };
@@ -168,11 +175,14 @@ static bool message_deliver(int process, struct header h, const void *data, size
     if (polls) router_poll(me.router);
     return d.kept;
 }
+/* The sequence numbers of the next messages. */
 static uint32_t sequences[RANKS];
+/* Returns the header of the rank's next eager message. */
 static struct header short_of(int rank, uint64_t name, size_t bytes)
 {
     return (struct header){ .name = name_of(name), .bytes = bytes, .from = rank, .sequence = sequences[rank]++ };
 }
+/* Returns the header of the rank's next announced message. */
 static struct header long_of(int rank, uint64_t name, size_t bytes, uint64_t id)
 {
     struct header h = short_of(rank, name, bytes);
@@ -191,6 +201,7 @@ static void poll_all(void)
 {
     for (int n = 0; n < 5; n++) router_poll(me.router);
 }
+/* Checks that the connection of this process alone was closed, for this reason. */
 static void assert_refused(int process, const char *why)
 {
     poll_all();
@@ -198,8 +209,8 @@ static void assert_refused(int process, const char *why)
     assert_string_equal(ends[process]->why, why);
     assert_int_equal(ended, 1);
 }
-/* And the others are well: what rank 1 sends is received. */
-static void assert_heard(int rank, uint64_t name)
+/* Checks that a message of this rank is received. */
+static void assert_received(int rank, uint64_t name)
 {
     unsigned char out[8] = { 5 }, in[8] = { 0 };
     struct transfer x;
@@ -210,7 +221,7 @@ static void assert_heard(int rank, uint64_t name)
     assert_int_equal(x.state, TRANSFER_DONE);
     assert_int_equal(in[0], 5);
 }
-/* Each test, while the rank polls and while it does not. */
+/* Runs a test twice: with messages that arrive while the rank does not poll, and while it polls. */
 static void in_both_ways(void (*test)(void))
 {
     void *none = NULL;
