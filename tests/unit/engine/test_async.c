@@ -1,10 +1,11 @@
-/* Requests, several communicators, splitting, uneven all-to-all: what runs without a blocking caller. */
+/* Asynchronous operations: requests, deferral, several communicators, splitting, groups, and uneven all-to-all. */
 #include "tests/support/unit.h"
 #include "tests/support/world.h"
 #include <stdatomic.h>
 
 enum { MANY = 40 };
-static void many_at_once(struct rank *me)                               /* waited for backwards */
+/* Starts many operations, and waits for them in reverse order. */
+static void many_at_once(struct rank *me)
 {
     static const size_t n = 5000;
     float *data = malloc(MANY * n * sizeof *data);
@@ -28,7 +29,8 @@ static void record_end(tutti_request *request, void *context)
     (void)request;
     atomic_fetch_add((atomic_int *)context, 1);
 }
-static void nobody_waits(struct rank *me)                               /* the progress thread alone ends them */
+/* No caller waits: the progress thread alone completes the operations. */
+static void no_caller_waits(struct rank *me)
 {
     atomic_int ended = 0;
     int32_t data[MANY];
@@ -43,46 +45,48 @@ static void nobody_waits(struct rank *me)                               /* the p
     for (int k = 0; k < MANY; k++) REQUIRE(tutti_test(&r[k]) == TUTTI_OK && data[k] == k * me->size);
     free(r);
 }
-/* Who is in no hurry lets small operations rest. They end when somebody asks, here or on another rank, and in any
-   case. */
-enum { RESTING = 5 };
-static void start_resting(struct rank *me, int32_t *data, atomic_int *ended, tutti_request *r)
+/* Small operations with on_demand are deferred. They complete when this rank or another one tests, detaches or waits,
+   and after a while without any of these. */
+enum { DEFERRED = 5 };
+static void start_deferred(struct rank *me, int32_t *data, atomic_int *ended, tutti_request *r)
 {
-    for (int k = 0; k < RESTING; k++) {
+    for (int k = 0; k < DEFERRED; k++) {
         data[k] = k + me->rank;
         r[k] = (tutti_request){ .struct_size = sizeof *r, .on_demand = true, .done = record_end, .context = ended };
         REQUIRE(tutti_all_reduce(&data[k], &data[k], 1, TUTTI_INT32, TUTTI_SUM, me->comm, &r[k]) == TUTTI_OK);
     }
 }
-static void check_rested(struct rank *me, const int32_t *data, tutti_request *r)
+static void check_deferred(struct rank *me, const int32_t *data, tutti_request *r)
 {
-    for (int k = 0; k < RESTING; k++) {
-        REQUIRE(tutti_test(&r[k]) == TUTTI_OK && r[k].sequence % RESTING == (uint64_t)(k + 1) % RESTING);
+    for (int k = 0; k < DEFERRED; k++) {
+        REQUIRE(tutti_test(&r[k]) == TUTTI_OK && r[k].sequence % DEFERRED == (uint64_t)(k + 1) % DEFERRED);
         REQUIRE(data[k] == k * me->size + me->size * (me->size - 1) / 2);
     }
 }
 static void ended_on_demand(struct rank *me)
 {
-    enum { NOBODY, TEST, DETACH, WAIT, WAYS };
-    int32_t data[RESTING];
-    tutti_request r[RESTING];
+    enum { NO_CALL, TEST, DETACH, WAIT, WAYS };
+    int32_t data[DEFERRED];
+    tutti_request r[DEFERRED];
     for (int round = 0; round < 3 * WAYS; round++) {
-        int way = (round + me->rank) % WAYS;            /* differs from rank to rank */
+        /* The way differs from rank to rank. */
+        int way = (round + me->rank) % WAYS;
         atomic_int ended = 0;
-        start_resting(me, data, &ended, r);
-        for (int k = RESTING - 1; way == TEST && k >= 0; k--)
+        start_deferred(me, data, &ended, r);
+        for (int k = DEFERRED - 1; way == TEST && k >= 0; k--)
             while (tutti_test(&r[k]) == TUTTI_IN_PROGRESS) usleep(10);
-        for (int k = 0; way == DETACH && k < RESTING; k++) REQUIRE(tutti_detach(&r[k]) == TUTTI_OK);
-        for (int k = 0; way == WAIT && k < RESTING; k++) REQUIRE(tutti_wait(&r[k], 0) == TUTTI_OK);
-        while (atomic_load(&ended) < RESTING) usleep(100);
-        check_rested(me, data, r);
+        for (int k = 0; way == DETACH && k < DEFERRED; k++) REQUIRE(tutti_detach(&r[k]) == TUTTI_OK);
+        for (int k = 0; way == WAIT && k < DEFERRED; k++) REQUIRE(tutti_wait(&r[k], 0) == TUTTI_OK);
+        while (atomic_load(&ended) < DEFERRED) usleep(100);
+        check_deferred(me, data, r);
     }
 }
-/* Rank 0 starts its part of something on one communicator and turns to another, where rank 1 comes only when the
-   first is over on its side. */
+/* Rank 0 starts a deferred send on one communicator, and waits on another one, where rank 1 sends only after it has
+   received the first message. */
 static void needed_by_a_peer(struct rank *me)
 {
-    enum { N = 3000 };                                  /* a message that is announced, and needs both ends again */
+    /* A message of N elements is announced, so its sender must make progress again. */
+    enum { N = 3000 };
     static _Thread_local int32_t mine[N], theirs[N];
     tutti_comm *other;
     REQUIRE(tutti_comm_split(me->comm, 0, me->rank, &other) == TUTTI_OK);
@@ -156,7 +160,8 @@ static void uneven(struct rank *me)
         free(recv);
     }
 }
-static void even_after_uneven(struct rank *me)          /* both of as many bytes, as far as rank 0 can see */
+/* Even and uneven all-to-alls alternate. With four ranks, rank 0 sends equally many bytes to others in both. */
+static void even_after_uneven(struct rank *me)
 {
     enum { MOST = 8, PART = 4 };
     unsigned char send[MOST * PART], recv[MOST * PART];
@@ -172,7 +177,8 @@ static void even_after_uneven(struct rank *me)          /* both of as many bytes
         REQUIRE(tutti_all_to_all_v(send, out, at, recv, in, at, TUTTI_UINT8, me->comm, NULL) == TUTTI_OK);
     }
 }
-static void one_thread_many_ranks(struct rank *me)      /* a group drives several communicators from one thread */
+/* One thread drives several communicators by a group of calls. */
+static void one_thread_many_communicators(struct rank *me)
 {
     enum { GROUPS = 6 };
     tutti_comm *comms[GROUPS];
@@ -181,7 +187,8 @@ static void one_thread_many_ranks(struct rank *me)      /* a group drives severa
     for (int round = 0; round < 10; round++) {
         REQUIRE(tutti_group_start() == TUTTI_OK);
         for (int i = 0; i < GROUPS; i++) {
-            int g = me->rank % 2 ? i : GROUPS - 1 - i;                  /* not in the same order on all ranks */
+            /* The order differs between ranks. */
+            int g = me->rank % 2 ? i : GROUPS - 1 - i;
             data[g] = g + me->rank;
             REQUIRE(tutti_all_reduce(&data[g], &data[g], 1, TUTTI_INT32, TUTTI_SUM, comms[g], NULL) == TUTTI_OK);
         }
@@ -190,16 +197,16 @@ static void one_thread_many_ranks(struct rank *me)      /* a group drives severa
     }
     for (int g = 0; g < GROUPS; g++) tutti_comm_destroy(comms[g]);
 }
-static rank_function *const bodies[] = { many_at_once, nobody_waits, ended_on_demand, needed_by_a_peer, split_and_cross,
-    uneven, even_after_uneven, one_thread_many_ranks };
-static void all_threads(void **state)
+static rank_function *const bodies[] = { many_at_once, no_caller_waits, ended_on_demand, needed_by_a_peer,
+    split_and_cross, uneven, even_after_uneven, one_thread_many_communicators };
+static void test_asynchronous_operations_on_threads(void **state)
 {
     (void)state;
     for (size_t i = 0; i < sizeof bodies / sizeof *bodies; i++)
         for (int size = 1; size <= 4; size++) world_threads(size, NULL, bodies[i], NULL);
 }
 #ifndef NO_PROCESSES
-static void all_processes(void **state)
+static void test_asynchronous_operations_on_processes(void **state)
 {
     (void)state;
     for (size_t i = 0; i < sizeof bodies / sizeof *bodies; i++)
@@ -211,9 +218,9 @@ int test_async(void)
 {
     const struct CMUnitTest tests[] = {
 #ifndef NO_PROCESSES
-        cmocka_unit_test(all_processes),
+        cmocka_unit_test(test_asynchronous_operations_on_processes),
 #endif
-        cmocka_unit_test(all_threads),
+        cmocka_unit_test(test_asynchronous_operations_on_threads),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

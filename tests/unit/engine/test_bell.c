@@ -1,5 +1,5 @@
-/* A rank that yields learns of a death in its next turn. Where other programs want its core, a yield takes
- * milliseconds, so it must not wait for the turn in which a look for reasons to fail is due. */
+/* A rank that yields notices a death in its next turn. If other programs want its core, a yield takes milliseconds, so
+   the rank must not wait for the turn in which it checks for failures anyway. */
 #include "backend/engine/failure.h"
 #include "tests/support/unit.h"
 #include "tests/support/world.h"
@@ -7,10 +7,15 @@
 #include <stdatomic.h>
 #include <sys/syscall.h>
 
-enum { ROUNDS = 70, MOST = 4 };                         /* a look is due each 64th turn */
-static _Thread_local tutti_comm *waits;                 /* for a peer that does not come */
-static _Thread_local int yields_left, yields_after;     /* until the death is recorded, and since */
-int sched_yield(void)                                   /* in place of libc's */
+/* A check for failures is due each 64th turn, so the death falls on each turn between two checks. MOST: the yields that
+   are allowed after it. */
+enum { ROUNDS = 70, MOST = 4 };
+/* The communicator that waits for a peer that does not arrive, or NULL. */
+static _Thread_local tutti_comm *waits;
+/* The yields until the death is recorded, and those since then. */
+static _Thread_local int yields_left, yields_after;
+/* Replaces the function of libc. */
+int sched_yield(void)
 {
     if (waits && yields_left-- == 0) failure_record_lost_rank(waits, 1);
     yields_after += waits && yields_left < -1;

@@ -1,8 +1,8 @@
-/* A sum on one host is one sequence of bits: rank 0's number plus rank 1's plus rank 2's, in this order, in float for
- * types of 16 bits and rounded once. Nothing else may show: neither the algorithm, nor how a message is cut, how many
- * tiles are in flight and how slots are written, nor where each rank's tensors lie and begin, whether results go to a
- * place of their own, or around the caches, and whether the caller waits. Inputs are of all magnitudes and cancel, so
- * that another order is seen; the test fails if that of the ranks turned round would not be. */
+/* A sum on one host has one result, to the last bit: rank 0's number plus rank 1's plus rank 2's, in this order. For
+ * types of 16 bits it is computed in float and rounded once. It does not depend on the algorithm, on how a message is
+ * cut, on the number of tiles in flight, on how slots are written, on where each rank's tensors lie and begin, on
+ * whether results go to a place of their own or around the caches, or on whether the caller waits. Inputs have all
+ * magnitudes and cancel, so that another order gives other bits; a test checks this for the reverse order. */
 #include "backend/base/settings.h"
 #include "backend/collectives/collectives.h"
 #include "backend/model/machine.h"
@@ -18,7 +18,8 @@ enum { MIXTURES = 1 };
 enum { MIXTURES = 3 };
 #endif
 enum way { APART, IN_PLACE, SHARED, SHARED_IN_PLACE, WAYS };
-/* Around a line's payload, the switches of algorithm and of tiling, and more tiles than slots. */
+/* Sizes in bytes around a line's payload and around the sizes at which the algorithm or the tiling changes, and one
+   with more tiles than slots. */
 static const size_t sizes[] = { 8, 48, 56, 4104, 16384, 16392, 65528, 65544, 131080, MOST_BYTES };
 static const tutti_dtype types[] = { TUTTI_FLOAT32, TUTTI_FLOAT64, TUTTI_FLOAT16, TUTTI_BFLOAT16 };
 static const enum collective collectives[] = { ALLREDUCE, REDUCE, REDUCE_SCATTER };
@@ -27,10 +28,12 @@ enum { SIZES = sizeof sizes / sizeof *sizes, TYPES = sizeof types / sizeof *type
 static uint64_t drawn(uint64_t a, uint64_t b) { return random_mixed(random_mixed(a * 0x9e3779b97f4a7c15u + 1) + b); }
 
 /* ---- what goes in, and what must come out ---- */
-struct numbers { unsigned char *input[MOST], *sum[MOST + 1]; } numbers[TYPES];    /* sum[p]: of ranks 0 … p - 1 */
+/* The inputs of each rank, and in sum[p] the sum of ranks 0 … p - 1. */
+struct numbers { unsigned char *input[MOST], *sum[MOST + 1]; } numbers[TYPES];
 
-/* Half of the ranks take away what one before them has put in, or nearly; the others are about as large or 2^-22 of it,
-   so that sums in float are rounded for types of 16 bits too, and cancelling shows it. */
+/* Returns element i of a rank's input. Half of these numbers subtract what an earlier rank adds, or nearly. The others
+   are about as large, or 2^-22 of that, so that sums in float are rounded for types of 16 bits too, and cancelling
+   shows the rounding. */
 static double number(tutti_dtype dtype, int rank, size_t i)
 {
     uint64_t z = drawn((uint64_t)i, (uint64_t)rank);
@@ -45,6 +48,7 @@ static uint64_t code_at(const unsigned char *array, size_t i, size_t bytes)
     memcpy(&code, array + i * bytes, bytes);
     return code;
 }
+/* Returns element i of the sum; turned: in the reverse order of the ranks. */
 static uint64_t sum_of(tutti_dtype dtype, const struct numbers *n, int size, size_t i, bool turned)
 {
     uint64_t codes[MOST];
@@ -85,10 +89,12 @@ static int numbers_free(void **state)
 
 /* ---- one call ---- */
 struct test {
-    int type;                                           /* of `types`                              */
+    /* An index of `types`. */
+    int type;
     enum collective collective;
     const char *algorithm;
-    size_t count, bytes;                                /* elements of all inputs of a rank; bytes */
+    /* The elements of all inputs of a rank, and their bytes. */
+    size_t count, bytes;
     int root;
 };
 struct area { unsigned char *at; bool shared; };
@@ -128,7 +134,7 @@ static void compare(const struct test *t, const struct rank *me, enum way way, c
     bool has_the_bits_of_the_reference = false;
     REQUIRE(has_the_bits_of_the_reference);
 }
-/* The edge puts tensors at places that are no multiple of more than their elements' size. */
+/* Tensors begin `odd` bytes into their area, so they are aligned to their elements' size only. */
 static void call(const struct test *t, const struct rank *me, enum way way, bool blocking)
 {
     bool in_place = way == IN_PLACE || way == SHARED_IN_PLACE, scatters = t->collective == REDUCE_SCATTER;
@@ -150,7 +156,8 @@ static void call(const struct test *t, const struct rank *me, enum way way, bool
 }
 
 /* ---- all of them ---- */
-/* NULL, then each that touches memory of peers; the others are free to add in trees. */
+/* Returns NULL, the default, for 0, then each algorithm that accesses memory of peers, then "". The others may add in
+   trees. */
 static const char *algorithm_at(enum collective collective, int wanted)
 {
     if (wanted == 0) return NULL;
@@ -162,7 +169,8 @@ static void mixtures(struct test *t, const struct rank *me)
 {
     for (int n = 0; n < MIXTURES; n++) {
         uint64_t all = drawn((uint64_t)t->count * TYPES + (uint64_t)t->type, (uint64_t)(n + 7));
-        uint64_t own = n < MIXTURES - 1 ? all : drawn(all, (uint64_t)me->rank);        /* the last differs by rank */
+        /* In the last mixture ranks draw different ways. */
+        uint64_t own = n < MIXTURES - 1 ? all : drawn(all, (uint64_t)me->rank);
         t->root = (int)(all % (uint64_t)me->size);
         call(t, me, (enum way)(own / 8 % WAYS), own / 64 % 2);
     }
@@ -199,7 +207,7 @@ static void cut_as(const char *tile_bytes, const char *slots, const char *stream
         else unsetenv(name[i]);
     settings_reload();
 }
-static void test_threads(void **state)
+static void test_sums_have_the_same_bits_on_threads(void **state)
 {
     (void)state;
     for (size_t c = 0; c < sizeof cuts / sizeof *cuts; c++)
@@ -210,14 +218,14 @@ static void test_threads(void **state)
     cut_as(NULL, NULL, NULL);
 }
 #ifndef NO_PROCESSES
-static void test_processes(void **state)
+static void test_sums_have_the_same_bits_on_processes(void **state)
 {
     (void)state;
     for (int size = 2; size <= MOST; size++) assert_int_equal(world_processes(size, 100, everything, NULL), 0);
 }
 #endif
-/* Two ranks add alike either way round. */
-static void test_another_order_would_be_seen(void **state)
+/* The sum of two ranks is the same in either order, so three ranks are the least. */
+static void test_the_reverse_order_gives_other_bits(void **state)
 {
     (void)state;
     for (int t = 0; t < TYPES; t++)
@@ -229,8 +237,8 @@ static void test_another_order_would_be_seen(void **state)
         }
 }
 
-/* The longer messages are beyond this cache, so that results are written around it. */
-static void believe_in_a_small_cache(void)
+/* Sets a last-level cache that is smaller than the longer messages, so that their results are written around it. */
+static void set_small_cache(void)
 {
     struct machine parameters = machine_typical();
     parameters.last = 256 << 10;
@@ -240,13 +248,13 @@ static void believe_in_a_small_cache(void)
 unit_function test_bitwise;
 int test_bitwise(void)
 {
-    believe_in_a_small_cache();
+    set_small_cache();
     const struct CMUnitTest tests[] = {
 #ifndef NO_PROCESSES
-        cmocka_unit_test(test_processes),
+        cmocka_unit_test(test_sums_have_the_same_bits_on_processes),
 #endif
-        cmocka_unit_test(test_another_order_would_be_seen),
-        cmocka_unit_test(test_threads),
+        cmocka_unit_test(test_the_reverse_order_gives_other_bits),
+        cmocka_unit_test(test_sums_have_the_same_bits_on_threads),
     };
     return cmocka_run_group_tests(tests, numbers_make, numbers_free);
 }

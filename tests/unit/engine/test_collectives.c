@@ -1,14 +1,15 @@
-/* Every collective, every algorithm, many sizes: results against what the definition says, with values that are exact
-   in every type. */
+/* Results of every collective by every algorithm and with many sizes, compared with its definition. The values are
+   exact in every type. */
 #include "backend/base/settings.h"
 #include "backend/collectives/collectives.h"
 #include "tests/support/unit.h"
 #include "tests/support/world.h"
 #include <math.h>
 
-/* What rank r has at element i: small whole numbers, so that sums of five ranks are exact even in float8. */
+/* Returns element i of a rank's input: a small whole number, so that sums of five ranks are exact even in float8. */
 static int value(int rank, size_t i) { return (int)((i + (size_t)rank * 3) % 4); }
-static float half_to_float(uint16_t h)                                  /* whole numbers below 2048 only */
+/* Converts normal numbers and zero. */
+static float half_to_float(uint16_t h)
 {
     int exponent = (h >> 10 & 31) - 15;
     if (!(h & 0x7fff)) return 0;
@@ -76,7 +77,8 @@ struct test {
     int root;
     bool in_place;
 };
-struct buffers { unsigned char *all, *input, *output; size_t in, out; };    /* in, out: elements */
+/* The input has `in` elements, the output `out`. */
+struct buffers { unsigned char *all, *input, *output; size_t in, out; };
 enum { GUARD = 64 };
 
 static struct buffers make(const struct test *t, const struct rank *me)
@@ -142,7 +144,7 @@ static double expected(const struct test *t, enum collective collective, const s
     default: return combined(me->size, i, t->op);
     }
 }
-/* Hosts are pretended, and this algorithm is for one. */
+/* Returns whether hosts are simulated and the algorithm needs all ranks on one host. */
 static bool is_of_one_host(const struct test *t)
 {
     return *settings_get()->hosts && collectives_find_algorithm(collective_of(t), t->algorithm)->host_memory;
@@ -172,7 +174,7 @@ static const size_t counts[] = { 0, 1, 6, 257, 40009 };
 enum { MOST = 5, MOST_OF_TYPES = 4, STEP = 1 };
 static const size_t counts[] = { 0, 1, 2, 3, 5, 6, 17, 257, 4099, 40009 };
 #endif
-static void body(struct rank *me)
+static void every_algorithm(struct rank *me)
 {
     const char *collective, *algorithm;
     int n = 0;
@@ -199,14 +201,15 @@ static void types_and_operations(struct rank *me)
                 for (size_t o = 0; o < sizeof ops / sizeof *ops; o++) {
                     bool whole = dtypes[d] == TUTTI_INT32 || dtypes[d] == TUTTI_INT64 || dtypes[d] == TUTTI_UINT8;
                     if (ops[o] == TUTTI_PREMUL_SUM && whole) continue;
-                    /* only exact quotients here */
+                    /* Only averages whose quotient is exact. */
                     if (ops[o] == TUTTI_AVG && (whole || (me->size & (me->size - 1)))) continue;
                     struct test t = { collectives[c], algorithm, o % 2 ? 33 : 5, dtypes[d], ops[o], (int)o % me->size,
                         o % 3 == 0 };
                     run(&t, me);
                 }
 }
-/* On one host a sum is divided while it is exact, by whatever algorithm: as a half it would not be finite. */
+/* On one host every algorithm divides an average before it rounds it. The sum is too large for a float16: 0x7b00 is
+   57344, and the largest float16 is 65504. */
 static void averages_of_large_values(struct rank *me)
 {
     enum { COUNT = 300 };
@@ -214,7 +217,7 @@ static void averages_of_large_values(struct rank *me)
         { "allreduce", "two_shot_read" }, { "reduce", "read" }, { "reduce", "two_shot_read" } };
     for (size_t a = 0; a < sizeof algorithms / sizeof *algorithms; a++) {
         uint16_t in[COUNT], out[COUNT];
-        for (int i = 0; i < COUNT; i++) in[i] = 0x7b00;                 /* 57344; the largest half is 65504 */
+        for (int i = 0; i < COUNT; i++) in[i] = 0x7b00;
         tutti_request r = { .struct_size = sizeof r, .blocking = true, .algorithm = algorithms[a][1] };
         if (!strcmp(algorithms[a][0], "reduce"))
             REQUIRE(tutti_reduce(in, out, COUNT, TUTTI_FLOAT16, TUTTI_AVG, 0, me->comm, &r) == TUTTI_OK);
@@ -236,18 +239,22 @@ static void on_threads(rank_function *function, int from, int to)
 {
     for (int size = from; size <= to; size++) world_threads(size, NULL, function, NULL);
 }
-static void test_every_algorithm_on_threads(void **state) { (void)state; on_threads(body, 1, MOST); }
+static void test_every_algorithm_on_threads(void **state) { (void)state; on_threads(every_algorithm, 1, MOST); }
 static void test_types_and_operations_on_threads(void **state)
 {
     (void)state;
     on_threads(types_and_operations, 1, MOST_OF_TYPES);
 }
-static void test_averages_are_divided_while_exact(void **state)
+static void test_averages_are_divided_before_they_are_rounded(void **state)
 {
     (void)state;
     on_threads(averages_of_large_values, 2, 4);
 }
-static void test_factors_that_compare_equal(void **state) { (void)state; on_threads(factors_of_both_zeros, 1, 3); }
+static void test_factors_of_both_zeros_are_different_calls(void **state)
+{
+    (void)state;
+    on_threads(factors_of_both_zeros, 1, 3);
+}
 /* ---- over hosts ---- */
 static const struct {
     const char *hosts;
@@ -259,7 +266,7 @@ static void test_every_algorithm_over_hosts(void **state)
 {
     (void)state;
     for (int i = 0; i < PLACEMENTS; i += STEP)
-        world_threads_on(placements[i].hosts, placements[i].size, NULL, body, NULL);
+        world_threads_on(placements[i].hosts, placements[i].size, NULL, every_algorithm, NULL);
 }
 static void test_types_and_operations_over_hosts(void **state)
 {
@@ -272,13 +279,13 @@ static void test_every_algorithm_on_processes_over_hosts(void **state)
 {
     (void)state;
     world_pretend("0,1,0");
-    assert_int_equal(world_processes(3, 100, body, NULL), 0);
+    assert_int_equal(world_processes(3, 100, every_algorithm, NULL), 0);
     world_pretend("");
 }
 static void test_every_algorithm_on_processes(void **state)
 {
     (void)state;
-    for (int size = 2; size <= 3; size++) assert_int_equal(world_processes(size, 100, body, NULL), 0);
+    for (int size = 2; size <= 3; size++) assert_int_equal(world_processes(size, 100, every_algorithm, NULL), 0);
 }
 #endif
 
@@ -294,8 +301,8 @@ int test_collectives(void)
         cmocka_unit_test(test_types_and_operations_on_threads),
         cmocka_unit_test(test_every_algorithm_over_hosts),
         cmocka_unit_test(test_types_and_operations_over_hosts),
-        cmocka_unit_test(test_averages_are_divided_while_exact),
-        cmocka_unit_test(test_factors_that_compare_equal),
+        cmocka_unit_test(test_averages_are_divided_before_they_are_rounded),
+        cmocka_unit_test(test_factors_of_both_zeros_are_different_calls),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,5 +1,5 @@
-/* Whoever waits for a rank that is on its core yields at once; whoever waits for ranks of other cores does not. There
- * are so many pauses here that nobody yields for any other reason. */
+/* A rank that waits for a rank on its own core yields at once. A rank that waits for ranks on other cores does not: the
+   spin budget is so large here that it never yields for another reason. */
 #include "backend/base/settings.h"
 #include "tests/support/unit.h"
 #include "tests/support/world.h"
@@ -9,7 +9,8 @@
 
 enum { RANKS = 3, CALLS = 300, LARGE = 100000 };
 static _Thread_local int yields;
-int sched_yield(void)                                   /* in place of libc's */
+/* Replaces the function of libc. */
+int sched_yield(void)
 {
     yields++;
     return (int)syscall(SYS_sched_yield);
@@ -21,7 +22,8 @@ static int cores_usable(cpu_set_t *out)
     REQUIRE(sched_getaffinity(0, sizeof *out, out) == 0);
     return CPU_COUNT(out);
 }
-static void stay_on(int which)                          /* of the cores this process may use; for this thread */
+/* Pins this thread to one of the cores that this process may use, by its index. */
+static void stay_on(int which)
 {
     cpu_set_t all, one;
     cores_usable(&all);
@@ -34,12 +36,14 @@ static void stay_on(int which)                          /* of the cores this pro
 }
 
 /* ---- bodies ---- */
-static _Atomic int yielded;                             /* by all ranks, while they worked */
+/* The yields of all ranks during their operations. */
+static _Atomic int yielded;
 static void reduce_often(struct rank *me, size_t count, int calls)
 {
     float *x = calloc(count, sizeof *x);
     x[0] = 1;
-    for (int i = 0; i < 3; i++) REQUIRE(tutti_barrier(me->comm, NULL) == TUTTI_OK);    /* now all know where all are */
+    /* After these barriers each rank knows the cores of the others. */
+    for (int i = 0; i < 3; i++) REQUIRE(tutti_barrier(me->comm, NULL) == TUTTI_OK);
     int before = yields;
     for (int i = 0; i < calls; i++) {
         x[count - 1] = 1;
@@ -61,7 +65,8 @@ static void on_a_core_each(struct rank *me)
     reduce_often(me, 2, CALLS);
     reduce_often(me, LARGE, CALLS / 30);
 }
-static void messages(struct rank *me)                   /* one goes round */
+/* One message goes round all ranks. */
+static void messages(struct rank *me)
 {
     stay_on(0);
     float x = (float)me->rank;
@@ -83,7 +88,8 @@ static int pauses_are(const char *number)
     settings_reload();
     return 0;
 }
-static int many_pauses(void **state)                    /* some ms; the executor's own polls are a part of it */
+/* A spin budget of some ms, which includes the polls of the executor. */
+static int many_pauses(void **state)
 {
     (void)state;
     return pauses_are("100000");
@@ -100,7 +106,7 @@ static int settings_again(void **state)
     settings_reload();
     return 0;
 }
-static void test_ranks_of_one_core_yield(void **state)
+static void test_ranks_of_one_core_yield_to_each_other(void **state)
 {
     (void)state;
     world_threads(RANKS, NULL, on_one_core, NULL);
@@ -110,13 +116,14 @@ static void test_messages_on_one_core_yield(void **state)
 {
     (void)state;
     world_threads(RANKS, NULL, messages, NULL);
-    assert_true(yielded >= CALLS / 2);                  /* of one that came while its receiver was away nobody waits */
+    /* A receiver does not wait for a message that arrived while another rank had the core. */
+    assert_true(yielded >= CALLS / 2);
 }
-static void test_ranks_of_different_cores_stay(void **state)
+static void test_ranks_of_different_cores_do_not_yield(void **state)
 {
     (void)state;
     cpu_set_t all;
-    if (cores_usable(&all) < 2) { print_message("one core only: nothing to see here\n"); skip(); }
+    if (cores_usable(&all) < 2) { print_message("SKIPPED: this process may use one core only\n"); skip(); }
     world_threads(2, NULL, on_a_core_each, NULL);
     assert_int_equal(yielded, 0);
 }
@@ -125,9 +132,9 @@ unit_function test_crowd;
 int test_crowd(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup_teardown(test_ranks_of_one_core_yield, many_pauses, settings_again),
+        cmocka_unit_test_setup_teardown(test_ranks_of_one_core_yield_to_each_other, many_pauses, settings_again),
         cmocka_unit_test_setup_teardown(test_messages_on_one_core_yield, many_pauses, settings_again),
-        cmocka_unit_test_setup_teardown(test_ranks_of_different_cores_stay, endless_pauses, settings_again),
+        cmocka_unit_test_setup_teardown(test_ranks_of_different_cores_do_not_yield, endless_pauses, settings_again),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

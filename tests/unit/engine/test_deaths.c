@@ -29,7 +29,8 @@ static void rank_dies(struct rank *me)
 static void test_a_killed_rank_is_named_by_all_survivors(void **state)
 {
     (void)state;
-    assert_int_equal(world_processes(3, 30, rank_dies, NULL), 1);            /* only the killed one ends badly */
+    /* Only the killed process does not exit with 0. */
+    assert_int_equal(world_processes(3, 30, rank_dies, NULL), 1);
     assert_int_equal(world_processes(3, 30, rank_dies, state), 1);
 }
 static void test_a_killed_rank_is_named_on_all_hosts(void **state)
@@ -56,9 +57,10 @@ static void rank_forks(struct rank *me)
     }
     int status;
     REQUIRE(waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 0);
-    REQUIRE(tutti_barrier(me->comm, NULL) == TUTTI_OK);                 /* the parent is unharmed */
+    /* The parent's communicator still works. */
+    REQUIRE(tutti_barrier(me->comm, NULL) == TUTTI_OK);
 }
-static void test_a_forked_child_is_refused_and_may_start_anew(void **state)
+static void test_a_forked_child_may_use_only_its_own_communicators(void **state)
 {
     (void)state;
     assert_int_equal(world_processes(2, 30, rank_forks, NULL), 0);
@@ -69,7 +71,7 @@ int test_deaths(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_a_killed_rank_is_named_by_all_survivors),
         cmocka_unit_test(test_a_killed_rank_is_named_on_all_hosts),
-        cmocka_unit_test(test_a_forked_child_is_refused_and_may_start_anew),
+        cmocka_unit_test(test_a_forked_child_may_use_only_its_own_communicators),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

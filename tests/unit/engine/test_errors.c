@@ -1,4 +1,4 @@
-/* What goes wrong, and what is said about it: every text that a user can cause is read here. */
+/* Errors that users can cause: their status and text, the ranks that report them, and what they leave unchanged. */
 #include "backend/base/settings.h"
 #include "backend/engine/comm.h"
 #include "tests/support/unit.h"
@@ -44,7 +44,8 @@ static void wrong_arguments(struct rank *me)
     r.algorithm = "broadcast=chain,allreduce=rign";
     REQUIRE(tutti_all_reduce(one, other, 4, TUTTI_FLOAT32, TUTTI_SUM, c, &r) == TUTTI_INVALID_ARGUMENT);
     REFUSES("unknown allreduce algorithm \"rign\", did you mean \"ring\"?");
-    r.algorithm = "broadcast=chain";                    /* says nothing about this collective */
+    /* This names no algorithm of the all-reduce. */
+    r.algorithm = "broadcast=chain";
     REQUIRE(tutti_all_reduce(one, other, 4, TUTTI_FLOAT32, TUTTI_SUM, c, &r) == TUTTI_OK && !r.refused);
     r = (tutti_request){ .struct_size = sizeof(tutti_request), .blocking = true };
     REQUIRE(tutti_send(one, 4, TUTTI_FLOAT32, 77, 0, c, &r) == TUTTI_INVALID_ARGUMENT && r.refused);
@@ -65,9 +66,10 @@ static void wrong_arguments(struct rank *me)
     REFUSES("never used");
     REQUIRE(tutti_group_end() == TUTTI_INVALID_ARGUMENT);
     REFUSES("without tutti_group_start");
-    REQUIRE(tutti_all_reduce(one, other, 4, TUTTI_FLOAT32, TUTTI_SUM, c, NULL) == TUTTI_OK);  /* nothing was harmed */
+    /* The communicator still works. */
+    REQUIRE(tutti_all_reduce(one, other, 4, TUTTI_FLOAT32, TUTTI_SUM, c, NULL) == TUTTI_OK);
 }
-/* Buffers that overlap are in place, exactly, or refused: none of these moves a byte. */
+/* Overlapping buffers must be exactly in place. Calls with other overlaps are refused before a byte moves. */
 static void overlapping(struct rank *me)
 {
     tutti_comm *c = me->comm;
@@ -91,9 +93,10 @@ static void overlapping(struct rank *me)
     size_t counts[2] = { 1, 1 }, even[2] = { 0, 2 }, odd[2] = { 1, 3 };
     REQUIRE(tutti_all_to_all_v(one, counts, even, one, counts, even, TUTTI_FLOAT32, c, NULL) == TUTTI_INVALID_ARGUMENT);
     SAYS("overlap, and it cannot work in place");
+    /* No two parts overlap here, so the call is allowed. */
     for (int i = 0; i < 4; i++) one[i] = (float)(10 * me->rank + i);
     REQUIRE(tutti_all_to_all_v(one, counts, even, one, counts, odd, TUTTI_FLOAT32, c, NULL) == TUTTI_OK);
-    REQUIRE(one[1] == 2.f * (float)me->rank && one[3] == 10 + 2.f * (float)me->rank);   /* no two parts meet */
+    REQUIRE(one[1] == 2.f * (float)me->rank && one[3] == 10 + 2.f * (float)me->rank);
     REQUIRE(tutti_all_gather(mine, a, 2, TUTTI_FLOAT32, c, NULL) == TUTTI_OK);
     REQUIRE(tutti_reduce_scatter(a, mine, 2, TUTTI_FLOAT32, TUTTI_SUM, c, NULL) == TUTTI_OK);
 }
@@ -147,7 +150,8 @@ static tutti_status disagree(struct rank *me, int kind)
     default: return tutti_all_reduce(one, other, 8, TUTTI_FLOAT32, TUTTI_PREMUL_SUM, me->comm, &factor);
     }
 }
-/* Who waits for nobody that differs (a root that sends, and who reads it) may be done; then its next call tells it. */
+/* A rank that needs no rank whose call differs (a root that only sends, and a rank that reads from it) may complete.
+   Then its next call reports the mismatch. */
 static void disagreement(struct rank *me)
 {
     const struct pair *p = me->context;
@@ -157,21 +161,25 @@ static void disagreement(struct rank *me)
     bool needs_none = (p->kind == 0 && me->rank == 1) || p->kind == 3;
     if (needs_none && status == TUTTI_OK) {
         status = tutti_barrier(me->comm, NULL);
-        for (int i = 0; i < 64; i++) other[i] = 5;      /* these it may have got */
+        /* The operation may have written these. */
+        for (int i = 0; i < 64; i++) other[i] = 5;
     }
     REQUIRE(status == TUTTI_MISMATCH);
     REQUIRE(!tutti_last_error_is_refusal());
     SAYS(p->here);
     SAYS(p->there);
     SAYS("operation 2 of");
-    for (int i = 0; i < 64; i++) REQUIRE(other[i] == 5);                /* no output was touched */
-    REQUIRE(tutti_send(one, 1, TUTTI_FLOAT32, 99, 0, me->comm, NULL) == TUTTI_MISMATCH);  /* not a refusal's */
+    /* No output was written. */
+    for (int i = 0; i < 64; i++) REQUIRE(other[i] == 5);
+    /* A call that would be refused reports the failure instead. */
+    REQUIRE(tutti_send(one, 1, TUTTI_FLOAT32, 99, 0, me->comm, NULL) == TUTTI_MISMATCH);
     REQUIRE(!tutti_last_error_is_refusal());
-    REQUIRE(tutti_barrier(me->comm, NULL) == TUTTI_MISMATCH);           /* every later call says the same */
+    /* Every later call reports the same. */
+    REQUIRE(tutti_barrier(me->comm, NULL) == TUTTI_MISMATCH);
     SAYS(p->here);
     REQUIRE(tutti_comm_get_async_error(me->comm) == TUTTI_MISMATCH);
 }
-static void test_ranks_that_disagree_all_see_both_sides(void **state)
+static void test_ranks_that_disagree_report_both_calls(void **state)
 {
     (void)state;
     static struct pair pairs[] = {
@@ -194,8 +202,8 @@ static const struct {
     int size;
 } placements[] = { { "2", 2 }, { "0,1,0", 3 }, { "0,1,0,1", 4 } };
 enum { PLACEMENTS = sizeof placements / sizeof *placements };
-/* Between hosts who waits for nobody of another host (a root that sends, and who reads it) may be done before it can
-   know; then its next call tells it. */
+/* A rank that needs no rank of another host (a root that only sends, and a rank that reads from it) may complete before
+   it can detect the mismatch. Then its next call reports it. */
 static void disagreement_of_hosts(struct rank *me)
 {
     const struct pair *p = me->context;
@@ -209,7 +217,7 @@ static void disagreement_of_hosts(struct rank *me)
     SAYS(p->there);
     SAYS("operation 2 of");
 }
-static void test_hosts_that_disagree_all_see_both_sides(void **state)
+static void test_hosts_that_disagree_report_both_calls(void **state)
 {
     (void)state;
     static struct pair pairs[] = {
@@ -234,7 +242,7 @@ static void uneven_counts(struct rank *me)
     REQUIRE(tutti_all_to_all_v(one, out, at, other, in, at, TUTTI_FLOAT32, me->comm, NULL) == TUTTI_MISMATCH);
     SAYS("rank 1 sends 4 elements to rank 2, which expects 7");
 }
-static void test_uneven_counts_that_do_not_add_up(void **state)
+static void test_uneven_counts_that_do_not_match_are_reported(void **state)
 {
     (void)state;
     world_threads(3, NULL, uneven_counts, NULL);
@@ -261,15 +269,16 @@ static void one_is_missing(struct rank *me)
     SAYS(LATE_TEXT);
     SAYS("this call has not been made by rank 1");
 }
-static void test_a_timeout_names_who_is_missing_on_every_rank(void **state)
+static void test_a_timeout_names_the_missing_rank_on_every_rank(void **state)
 {
     (void)state;
     world_threads(2, NULL, one_is_missing, NULL);
 }
-/* The others have failed the operation before this rank begins it. */
+/* Ranks 0 and 1 have failed the operation before rank 2 begins it. */
 static void comes_late(struct rank *me)
 {
-    enum { COUNT = 1 << 18 };                           /* 8 B, and 1 MiB */
+    /* The calls have 2 elements (8 B) or COUNT (1 MiB). */
+    enum { COUNT = 1 << 18 };
     static float data[3][COUNT];
     static _Atomic int failed;
     for (int round = 1; round <= 4; round++) {
@@ -294,13 +303,14 @@ static void comes_late(struct rank *me)
         REQUIRE(tutti_barrier(me->comm, NULL) == TUTTI_OK);
     }
 }
-static void test_who_comes_late_does_not_succeed(void **state)
+static void test_a_late_rank_does_not_succeed(void **state)
 {
     (void)state;
     world_threads(3, NULL, comes_late, NULL);
 }
-/* Ranks 0 and 1 reach their timeout at once, and rank 2 comes. Rank 0, for which the test acts, has claimed the
-   failure, finds that all have come, and need not fail; but rank 1 has failed meanwhile, and nobody may miss that. */
+/* Ranks 0 and 1 reach their timeouts at the same time, and rank 2 arrives. Rank 0 has claimed the failure (the test
+   does this for it), finds that all ranks have arrived, and withdraws its claim. But rank 1 has failed the operation
+   meanwhile, and all ranks must report that. */
 static void two_reach_their_timeout(struct rank *me)
 {
     static _Atomic int ready;
@@ -319,7 +329,7 @@ static void two_reach_their_timeout(struct rank *me)
     if (me->rank != 1) SAYS("rank 1 failed the group");
     atomic_store(&rank_1_has_failed, true);
 }
-static void test_a_failure_is_told_although_another_rank_was_about_to_fail(void **state)
+static void test_a_failure_is_reported_although_another_rank_withdraws_its_claim(void **state)
 {
     (void)state;
     world_threads(3, NULL, two_reach_their_timeout, NULL);
@@ -397,7 +407,7 @@ static void test_all_ranks_report_the_first_error(void **state)
     (void)state;
     world_threads(2, NULL, both_fail, NULL);
 }
-/* A rank that died while it wrote its record leaves the others their own causes. */
+/* If a rank has died while it wrote its record, the others report their own causes. */
 static void first_dies_early(struct rank *me)
 {
     if (me->rank == 1) return;
@@ -405,12 +415,12 @@ static void first_dies_early(struct rank *me)
     REQUIRE(comm_fail(me->comm, TUTTI_PEER_LOST, "cause %d", me->rank) == TUTTI_PEER_LOST);
     SAYS("cause 0");
 }
-static void test_an_incomplete_record_is_not_awaited_for_ever(void **state)
+static void test_an_incomplete_record_is_not_awaited(void **state)
 {
     (void)state;
     world_threads(2, NULL, first_dies_early, NULL);
 }
-static void test_an_abort_reaches_everyone(void **state)
+static void test_an_abort_reaches_all_ranks(void **state)
 {
     (void)state;
     world_threads(3, NULL, aborts, NULL);
@@ -428,8 +438,8 @@ static void test_a_rank_that_has_left_is_named(void **state)
     (void)state;
     world_threads(2, NULL, leaves_early, NULL);
 }
-/* ---- the same between hosts: rank 1 is on the second of two ---- */
-static void test_what_one_rank_does_is_told_on_all_hosts(void **state)
+/* ---- the same between hosts: rank 1 is on the second host ---- */
+static void test_a_failure_of_one_rank_is_reported_on_all_hosts(void **state)
 {
     (void)state;
     rank_function *const what[] = { one_is_missing, aborts, leaves_early };
@@ -437,7 +447,7 @@ static void test_what_one_rank_does_is_told_on_all_hosts(void **state)
         for (size_t i = 0; i < sizeof what / sizeof *what; i++)
             world_threads_on(placements[p].hosts, placements[p].size, NULL, what[i], NULL);
 }
-static void test_destroy_does_not_wait_for_what_runs(void **state)
+static void test_destroy_does_not_wait_for_open_operations(void **state)
 {
     (void)state;
     static tutti_request r;
@@ -454,22 +464,22 @@ int test_errors(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_wrong_arguments_are_refused_and_harm_nothing),
-        cmocka_unit_test(test_what_one_rank_does_is_told_on_all_hosts),
+        cmocka_unit_test(test_a_failure_of_one_rank_is_reported_on_all_hosts),
         cmocka_unit_test(test_overlap_that_is_not_in_place_is_refused),
-        cmocka_unit_test(test_ranks_that_disagree_all_see_both_sides),
-        cmocka_unit_test(test_hosts_that_disagree_all_see_both_sides),
-        cmocka_unit_test(test_uneven_counts_that_do_not_add_up),
-        cmocka_unit_test(test_a_timeout_names_who_is_missing_on_every_rank),
-        cmocka_unit_test(test_who_comes_late_does_not_succeed),
-        cmocka_unit_test(test_a_failure_is_told_although_another_rank_was_about_to_fail),
+        cmocka_unit_test(test_ranks_that_disagree_report_both_calls),
+        cmocka_unit_test(test_hosts_that_disagree_report_both_calls),
+        cmocka_unit_test(test_uneven_counts_that_do_not_match_are_reported),
+        cmocka_unit_test(test_a_timeout_names_the_missing_rank_on_every_rank),
+        cmocka_unit_test(test_a_late_rank_does_not_succeed),
+        cmocka_unit_test(test_a_failure_is_reported_although_another_rank_withdraws_its_claim),
         cmocka_unit_test(test_a_wait_can_time_out),
         cmocka_unit_test(test_a_rank_that_never_joins_is_named),
         cmocka_unit_test(test_a_setting_that_is_refused_is_named),
         cmocka_unit_test(test_all_ranks_report_the_first_error),
-        cmocka_unit_test(test_an_incomplete_record_is_not_awaited_for_ever),
-        cmocka_unit_test(test_an_abort_reaches_everyone),
+        cmocka_unit_test(test_an_incomplete_record_is_not_awaited),
+        cmocka_unit_test(test_an_abort_reaches_all_ranks),
         cmocka_unit_test(test_a_rank_that_has_left_is_named),
-        cmocka_unit_test(test_destroy_does_not_wait_for_what_runs),
+        cmocka_unit_test(test_destroy_does_not_wait_for_open_operations),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

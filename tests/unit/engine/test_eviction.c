@@ -1,6 +1,6 @@
-/* Plans and programs that are given up and made anew: a group that may keep next to none of them, over thousands of
-   calls of different collectives, algorithms, roots, sizes and placements, blocking and asynchronous; what it holds
-   stays in bounds, and every result is right. */
+/* Plans and programs that are evicted and made again. The caches of a group may keep few of them or none, over
+   thousands of calls of different collectives, algorithms, roots, sizes and placements, blocking and asynchronous. The
+   caches stay within their limits, and every result is right. */
 #include "backend/collectives/collectives.h"
 #include "backend/engine/comm.h"
 #include "tests/support/unit.h"
@@ -12,7 +12,8 @@ enum { CALLS = 300 };
 #else
 enum { CALLS = 3000 };
 #endif
-struct limits { size_t most; bool hosts; };             /* of the caches; whether there are several hosts */
+/* most: the bytes that each cache may keep. hosts: there are several hosts. */
+struct limits { size_t most; bool hosts; };
 struct call_kind { enum collective collective; int root; size_t count; bool shared, in_place; };
 struct memory { int32_t *in, *out; };
 
@@ -29,7 +30,7 @@ static struct call_kind draw(uint32_t *state)
     k.in_place = next(state) % 2 && k.collective == ALLREDUCE;
     return k;
 }
-/* All ranks ask alike. */
+/* Returns an algorithm, or NULL for the default. All ranks draw the same. */
 static const char *draw_algorithm(uint32_t *state, enum collective collective, bool hosts)
 {
     const char *names[16] = { NULL };
@@ -88,7 +89,7 @@ static void unmake(struct memory b, bool shared)
         free(b.out);
     }
 }
-/* No more than the last of each collective, whose plans and programs are small here, is beyond the bound. */
+/* Beyond the limit the cache keeps only the last plan and program of each collective, which are small here. */
 static void check_bound(const struct rank *me, size_t most)
 {
     enum { EACH = 128 << 10 };
@@ -99,7 +100,7 @@ static void limit(const struct rank *me, size_t most)
     plan_cache_set_limit(me->comm->launcher.cache, most);
     plan_cache_set_limit(me->comm->launcher.plans_to_predict, most);
 }
-static void ask(const struct rank *me, uint32_t *state, const struct call_kind *k)
+static void set_algorithm(const struct rank *me, uint32_t *state, const struct call_kind *k)
 {
     const struct limits *limits = me->context;
     const char *name = draw_algorithm(state, k->collective, limits->hosts);
@@ -113,7 +114,7 @@ static void blocking(struct rank *me)
     limit(me, most);
     for (int call = 0; call < CALLS; call++) {
         struct call_kind k = draw(&state);
-        ask(me, &state, &k);
+        set_algorithm(me, &state, &k);
         for (int times = 1 + (int)(next(&state) % 3); times > 0; times--) {
             begin(me, &k, call, &both[k.shared], NULL);
             check(me, &k, call, &both[k.shared]);
@@ -135,7 +136,8 @@ static void asynchronous(struct rank *me)
     for (int call = 0; call < CALLS; call += OPEN) {
         for (int i = 0; i < OPEN; i++) {
             kinds[i] = draw(&state);
-            if (i == 0) ask(me, &state, &kinds[0]);     /* takes effect with the next operation that begins */
+            /* The algorithm takes effect with the next operation that begins. */
+            if (i == 0) set_algorithm(me, &state, &kinds[0]);
             begin(me, &kinds[i], call + i, &open[kinds[i].shared][i], &requests[i]);
         }
         for (int i = 0; i < OPEN; i++) {
@@ -152,22 +154,22 @@ static void run(rank_function *body, const char *hosts, size_t most)
     struct limits limits = { most, hosts[0] != 0 };
     world_threads_on(hosts, RANKS, NULL, body, &limits);
 }
-static void blocking_calls_that_keep_nothing(void **state)
+static void test_blocking_calls_are_right_without_a_cache(void **state)
 {
     (void)state;
     run(blocking, "", 1);
 }
-static void blocking_calls_that_keep_a_few(void **state)
+static void test_blocking_calls_are_right_with_a_small_cache(void **state)
 {
     (void)state;
     run(blocking, "", 32 << 10);
 }
-static void asynchronous_calls_that_keep_nothing(void **state)
+static void test_asynchronous_calls_are_right_without_a_cache(void **state)
 {
     (void)state;
     run(asynchronous, "", 1);
 }
-static void asynchronous_calls_over_two_hosts(void **state)
+static void test_asynchronous_calls_are_right_without_a_cache_over_two_hosts(void **state)
 {
     (void)state;
     run(asynchronous, "2", 1);
@@ -176,10 +178,10 @@ unit_function test_eviction;
 int test_eviction(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(blocking_calls_that_keep_nothing),
-        cmocka_unit_test(blocking_calls_that_keep_a_few),
-        cmocka_unit_test(asynchronous_calls_that_keep_nothing),
-        cmocka_unit_test(asynchronous_calls_over_two_hosts),
+        cmocka_unit_test(test_blocking_calls_are_right_without_a_cache),
+        cmocka_unit_test(test_blocking_calls_are_right_with_a_small_cache),
+        cmocka_unit_test(test_asynchronous_calls_are_right_without_a_cache),
+        cmocka_unit_test(test_asynchronous_calls_are_right_without_a_cache_over_two_hosts),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,5 +1,5 @@
-/* The very same small call again and again, which runs without becoming an operation: its results are right whoever is
-   late, whatever comes in between takes effect, and what goes wrong is told as of any other call. */
+/* The fast path: a small call that equals the one before runs without becoming an operation. Its results are right
+   whichever rank is late, other calls in between take effect, and failures are reported as for other calls. */
 #include "backend/engine/comm.h"
 #include "tests/support/random.h"
 #include "tests/support/unit.h"
@@ -12,6 +12,7 @@
 enum { COUNT = 2, MOST_RANKS = 4, SECONDS = 30 };
 struct tensors { int32_t in[COUNT * MOST_RANKS], out[COUNT * MOST_RANKS]; };
 
+/* Returns whether the next call may take the fast path. */
 static bool is_settled(const struct rank *me) { return atomic_load(&me->comm->submission.fast_path_ready); }
 static tutti_status call(const struct rank *me, enum collective collective, size_t count, int root, struct tensors *t)
 {
@@ -42,7 +43,8 @@ static int32_t expected_element(enum collective collective, const struct rank *m
     case BROADCAST: return sent_element(call, root, i);
     case SCATTER: return sent_element(call, root, mine);
     case ALL_TO_ALL: return sent_element(call, from, me->rank * COUNT + i % COUNT);
-    default: return sent_element(call, from, i % COUNT);        /* of gathers */
+    /* ALLGATHER and GATHER. */
+    default: return sent_element(call, from, i % COUNT);
     }
 }
 static void run_and_check(const struct rank *me, enum collective collective, int number, int root, struct tensors *t)
@@ -58,7 +60,7 @@ static void settle_in(int calls, const struct rank *me, enum collective collecti
     for (int i = 0; i < calls; i++) run_and_check(me, collective, i, 0, t);
     REQUIRE(is_settled(me));
 }
-/* Until all declarations that a rank keeps say the same. */
+/* Repeats a call until all declarations that a rank keeps are equal. */
 static void declarations_settle(const struct rank *me, enum collective collective, struct tensors *t)
 {
     settle_in(DECLARATIONS + 8, me, collective, t);
@@ -82,13 +84,13 @@ static void runs_all(struct rank *me)
             REQUIRE(is_settled(me));
         }
 }
-static void test_results_are_right_whoever_is_late(void **state)
+static void test_results_are_right_whichever_rank_is_late(void **state)
 {
     (void)state;
     for (int size = 1; size <= MOST_RANKS; size++) world_threads(size, NULL, runs_all, NULL);
 }
 
-/* ---- what comes in between ---- */
+/* ---- calls in between ---- */
 static void call_in_between(const struct rank *me, int which, int number, struct tensors *t)
 {
     static _Thread_local struct tensors others;
@@ -128,12 +130,12 @@ static void runs_others(struct rank *me)
     run_and_check(me, ALLREDUCE, 1, 0, &tensors);
     REQUIRE(strcmp(me->comm->executor.launch.program->plan->algorithm->name, "two_shot") != 0);
 }
-static void test_what_comes_in_between_takes_effect(void **state)
+static void test_calls_in_between_take_effect(void **state)
 {
     (void)state;
     world_threads(2, NULL, runs_others, NULL);
 }
-static void groups_it(struct rank *me)
+static void groups_a_call(struct rank *me)
 {
     static _Thread_local struct tensors tensors;
     declarations_settle(me, ALLREDUCE, &tensors);
@@ -144,14 +146,15 @@ static void groups_it(struct rank *me)
         return;
     }
     REQUIRE(tutti_group_start() == TUTTI_OK);
-    REQUIRE(call(me, ALLREDUCE, COUNT, 0, &tensors) == TUTTI_OK);     /* or would wait for rank 1 for ever */
+    /* If this call did more than start, it would wait for rank 1, which waits in world_meet. */
+    REQUIRE(call(me, ALLREDUCE, COUNT, 0, &tensors) == TUTTI_OK);
     world_meet(me);
     REQUIRE(tutti_group_end() == TUTTI_OK);
 }
 static void test_a_grouped_call_only_starts(void **state)
 {
     (void)state;
-    world_threads(2, NULL, groups_it, NULL);
+    world_threads(2, NULL, groups_a_call, NULL);
 }
 
 /* ---- beside another thread ---- */
@@ -175,13 +178,13 @@ static void runs_beside_messages(struct rank *me)
     for (int i = 0; i < 20000; i++) run_and_check(me, ALLREDUCE, i % 1000, 0, &tensors);
     pthread_join(other, NULL);
 }
-static void test_another_thread_gets_on(void **state)
+static void test_another_thread_can_exchange_messages_meanwhile(void **state)
 {
     (void)state;
     world_threads(2, NULL, runs_beside_messages, NULL);
 }
 
-/* ---- what goes wrong ---- */
+/* ---- failures ---- */
 static void rank_disagrees(struct rank *me)
 {
     static _Thread_local struct tensors tensors;
@@ -217,17 +220,17 @@ static void is_aborted(struct rank *me)
     }
     world_meet(me);
 }
-static void test_a_call_that_differs_is_told(void **state)
+static void test_a_differing_call_is_reported(void **state)
 {
     for (int calls = 2; calls < 2 * DECLARATIONS; calls += 3) world_threads(2, NULL, rank_disagrees, &calls);
     (void)state;
 }
-static void test_a_call_that_nobody_joins_times_out(void **state)
+static void test_a_call_without_its_peer_times_out(void **state)
 {
     (void)state;
     world_threads(2, NULL, is_too_late, NULL);
 }
-static void test_a_call_that_waits_can_be_aborted(void **state)
+static void test_a_waiting_call_can_be_aborted(void **state)
 {
     (void)state;
     world_threads(2, NULL, is_aborted, NULL);
@@ -245,7 +248,7 @@ static void rank_dies(struct rank *me)
     SAYS("rank 1");
     REQUIRE(call(me, ALLREDUCE, COUNT, 0, &tensors) == TUTTI_PEER_LOST);
 }
-static void test_a_death_is_told(void **state)
+static void test_a_death_is_reported(void **state)
 {
     (void)state;
     assert_int_equal(world_processes(2, SECONDS, rank_dies, NULL), 1);
@@ -260,14 +263,14 @@ static void rank_forks(struct rank *me)
     REQUIRE(waitpid(child, &status, 0) == child && status == 0);
     run_and_check(me, ALLREDUCE, 1, 0, &tensors);
 }
-static void test_a_child_cannot(void **state)
+static void test_a_forked_child_is_refused(void **state)
 {
     (void)state;
     assert_int_equal(world_processes(2, SECONDS, rank_forks, NULL), 0);
 }
 #endif
 
-/* Nobody looks where the tensors of so short a call lie, whatever this machine's parameters are. */
+/* With these parameters no call as short as these selects late, whatever the parameters of this machine are. */
 static int choose_parameters(void **state)
 {
     (void)state;
@@ -280,16 +283,16 @@ unit_function test_fast_path;
 int test_fast_path(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_results_are_right_whoever_is_late),
-        cmocka_unit_test(test_what_comes_in_between_takes_effect),
+        cmocka_unit_test(test_results_are_right_whichever_rank_is_late),
+        cmocka_unit_test(test_calls_in_between_take_effect),
         cmocka_unit_test(test_a_grouped_call_only_starts),
-        cmocka_unit_test(test_another_thread_gets_on),
-        cmocka_unit_test(test_a_call_that_differs_is_told),
-        cmocka_unit_test(test_a_call_that_nobody_joins_times_out),
-        cmocka_unit_test(test_a_call_that_waits_can_be_aborted),
+        cmocka_unit_test(test_another_thread_can_exchange_messages_meanwhile),
+        cmocka_unit_test(test_a_differing_call_is_reported),
+        cmocka_unit_test(test_a_call_without_its_peer_times_out),
+        cmocka_unit_test(test_a_waiting_call_can_be_aborted),
 #ifndef NO_PROCESSES
-        cmocka_unit_test(test_a_death_is_told),
-        cmocka_unit_test(test_a_child_cannot),
+        cmocka_unit_test(test_a_death_is_reported),
+        cmocka_unit_test(test_a_forked_child_is_refused),
 #endif
     };
     return cmocka_run_group_tests(tests, choose_parameters, NULL);

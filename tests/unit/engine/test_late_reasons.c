@@ -1,7 +1,7 @@
-/* An operation that has all it needs does not fail because of what happens next. A rank that looks whether its peers
- * have come, and then for reasons not to go on, may lose its core between the two looks, as long as a peer needs to
- * come, to end the operation and to abort the group. Here it loses it there: in one of the rounds just before a look
- * for reasons is due. */
+/* An operation that has all it needs does not fail because of a later event. A rank checks whether its peers have
+   arrived, and then checks for failures. It may lose its core between the two checks, for so long that a peer arrives,
+   completes the operation and aborts the group. In each round the rank loses its core in another turn of its wait, so
+   in one of them just before it checks for failures. */
 #include "tests/support/unit.h"
 #include "tests/support/world.h"
 #include <sched.h>
@@ -9,13 +9,16 @@
 #include <sys/syscall.h>
 
 enum { ROUNDS = 80 };
-static _Thread_local int turns_left;                    /* until this thread loses its core */
-static _Atomic int has_stopped, may_go_on;              /* numbers of rounds */
+/* The turns until this thread loses its core; 0: it keeps the core. */
+static _Thread_local int turns_left;
+/* The number of the last round in which the rank has stopped, and of the last one in which it may go on. */
+static _Atomic int has_stopped, may_go_on;
 static void await(_Atomic int *at, int round)
 {
     while (atomic_load(at) < round) sleep_us(50);
 }
-int sched_getcpu(void)                                  /* in place of libc's: what a rank calls that has to wait */
+/* Replaces the function of libc, which a rank calls in each turn of a wait. */
+int sched_getcpu(void)
 {
     unsigned core = 0;
     if (turns_left && --turns_left == 0) {
@@ -39,7 +42,7 @@ static void peer_aborts_when_all_is_done(struct rank *me)
         REQUIRE(tutti_comm_destroy(comm) == TUTTI_OK);
     }
 }
-static void test_what_all_have_done_does_not_fail(void **state)
+static void test_an_operation_that_all_ranks_have_done_does_not_fail(void **state)
 {
     (void)state;
     world_threads(2, NULL, peer_aborts_when_all_is_done, NULL);
@@ -49,6 +52,6 @@ static void test_what_all_have_done_does_not_fail(void **state)
 unit_function test_late_reasons;
 int test_late_reasons(void)
 {
-    const struct CMUnitTest tests[] = { cmocka_unit_test(test_what_all_have_done_does_not_fail) };
+    const struct CMUnitTest tests[] = { cmocka_unit_test(test_an_operation_that_all_ranks_have_done_does_not_fail) };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -10,24 +10,24 @@
 #include <sys/syscall.h>
 #include <time.h>
 
-/* The communicator that is closed, its operation, and how the two threads have got on. */
+/* The communicator that is closed, its operation, and how far the two threads are. */
 static tutti_comm *closing;
 static tutti_request request = TUTTI_REQUEST_INIT;
 static _Atomic bool closer_naps, waiter_is_inside, role_is_free, closer_awaits, has_closed, waiter_may_go_on;
 static _Thread_local bool is_closer, is_waiter;
 
-/* Replaces libc's, which a thread calls that has backed off for long. */
+/* Replaces the function of libc, which a thread calls after it has backed off for long. */
 int clock_nanosleep(clockid_t clock, int flags, const struct timespec *time, struct timespec *left)
 {
     if (is_closer) atomic_store(&closer_naps, true);
     if (is_closer) progress_thread_wake();
-    /* The closer has nothing else to wait for: the operation is taken, and the progress thread has left. */
+    /* The closer waits only for the waiter now: the operation is taken, and the progress thread has left. */
     if (is_closer && atomic_load(&role_is_free) && !atomic_load(&closing->submission.submitted)
         && !atomic_load(&closing->progress_entry.requests))
         atomic_store(&closer_awaits, true);
     return syscall(SYS_clock_nanosleep, clock, flags, time, left) == 0 ? 0 : errno;
 }
-/* Replaces libc's, which a thread calls once it is inside an operation and waits. */
+/* Replaces the function of libc, which a thread calls while it waits inside an operation. */
 int sched_getcpu(void)
 {
     unsigned core = 0;
@@ -53,7 +53,8 @@ static void *wait_for_operation(void *unused)
     REQUIRE(tutti_wait(&request, 0) == TUTTI_ABORTED);
     return unused;
 }
-/* Rank 0 holds the role of the driver until the closer has seen that no thread is inside, and the waiter is. */
+/* Rank 0 has the driver's role until the closer has seen that no thread is inside the operation, and the waiter has
+   entered it after that. */
 static void wait_while_another_thread_closes(struct rank *me)
 {
     pthread_t closer, waiter;

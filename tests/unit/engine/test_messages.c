@@ -71,7 +71,7 @@ static void to_myself(struct rank *me)
     REQUIRE(tutti_send(&out, 1, TUTTI_INT64, me->rank, 3, me->comm, NULL) == TUTTI_INVALID_ARGUMENT);
     REQUIRE(strstr(tutti_get_last_error(), "to or receives from itself") != NULL);
 }
-/* Who waits for a message to himself whose other end he has not started would wait for ever. */
+/* Waiting for a message to oneself whose other end has not been started would never end, so it is refused. */
 static void to_myself_alone(struct rank *me)
 {
     enum { MUCH = 300000 };
@@ -85,7 +85,8 @@ static void to_myself_alone(struct rank *me)
     REQUIRE(tutti_wait(&send, 0) == TUTTI_INVALID_ARGUMENT && send.refused);
     REQUIRE(strstr(tutti_get_last_error(), "waits to send to itself with tag 5") != NULL);
     REQUIRE(tutti_last_error_is_refusal());
-    data[MUCH - 1] = 7;                                 /* what was taken back is not what comes now */
+    /* The refused transfers are cancelled, so these messages do not meet them. */
+    data[MUCH - 1] = 7;
     send = recv = (tutti_request)TUTTI_REQUEST_INIT;
     REQUIRE(tutti_send(data, MUCH, TUTTI_INT32, me->rank, 5, me->comm, &send) == TUTTI_OK);
     REQUIRE(tutti_recv(data + MUCH, MUCH, TUTTI_INT32, me->rank, 5, me->comm, &recv) == TUTTI_OK);
@@ -97,7 +98,7 @@ static void to_myself_alone(struct rank *me)
     REQUIRE(tutti_barrier(me->comm, NULL) == TUTTI_OK);
     free(data);
 }
-static void test_who_waits_for_himself_is_refused(void **state)
+static void test_waiting_for_an_unmatched_message_to_oneself_is_refused(void **state)
 {
     (void)state;
     tutti_config soon = { .struct_size = sizeof soon, .timeout_ms = 5000 };
@@ -120,7 +121,8 @@ static void beside_collectives(struct rank *me)
     REQUIRE(tutti_wait(&r, 0) == TUTTI_OK);
     REQUIRE(late == 7.5);
 }
-static void large_both_ways(struct rank *me)                            /* everyone sends before anyone receives */
+/* All ranks send before any of them receives. */
+static void large_both_ways(struct rank *me)
 {
     size_t n = 3 << 20;
     unsigned char *out = malloc(n), *in = malloc(n);
@@ -142,14 +144,14 @@ static void all(struct rank *me)
         REQUIRE(tutti_barrier(me->comm, NULL) == TUTTI_OK);
     }
 }
-static void test_on_threads(void **state)
+static void test_messages_arrive_on_threads(void **state)
 {
     (void)state;
     world_threads(1, NULL, to_myself, NULL);
     for (int size = 2; size <= 4; size++) world_threads(size, NULL, all, NULL);
 }
 #ifndef NO_PROCESSES
-static void test_on_processes(void **state)
+static void test_messages_arrive_on_processes(void **state)
 {
     (void)state;
     for (int size = 2; size <= 4; size++) assert_int_equal(world_processes(size, 60, all, NULL), 0);
@@ -161,7 +163,7 @@ static void lengths_differ(struct rank *me)
     size_t n = *(const size_t *)me->context;
     tutti_status status = me->rank == 0 ? tutti_send(data, n, TUTTI_UINT8, 1, 4, me->comm, NULL)
                                         : tutti_recv(data, n / 2, TUTTI_UINT8, 0, 4, me->comm, NULL);
-    /* a small send may be over already */
+    /* A small send may have completed. Then the barrier reports the failure. */
     if (status == TUTTI_OK && me->rank == 0) status = tutti_barrier(me->comm, NULL);
     REQUIRE(status == TUTTI_MISMATCH);
     char both[64];
@@ -170,7 +172,7 @@ static void lengths_differ(struct rank *me)
     snprintf(both, sizeof both, "%zu bytes", n / 2);
     REQUIRE(strstr(tutti_get_last_error(), both) != NULL);
 }
-static void test_lengths_that_differ_show_both(void **state)
+static void test_lengths_that_differ_are_both_reported(void **state)
 {
     (void)state;
     size_t small = 100, large = 200000;
@@ -182,11 +184,11 @@ int test_messages(void)
 {
     const struct CMUnitTest tests[] = {
 #ifndef NO_PROCESSES
-        cmocka_unit_test(test_on_processes),
+        cmocka_unit_test(test_messages_arrive_on_processes),
 #endif
-        cmocka_unit_test(test_on_threads),
-        cmocka_unit_test(test_who_waits_for_himself_is_refused),
-        cmocka_unit_test(test_lengths_that_differ_show_both),
+        cmocka_unit_test(test_messages_arrive_on_threads),
+        cmocka_unit_test(test_waiting_for_an_unmatched_message_to_oneself_is_refused),
+        cmocka_unit_test(test_lengths_that_differ_are_both_reported),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,4 +1,5 @@
-/* The monitored barrier: it ends when all have come, tells rank 0 who has not, and leaves nothing behind. */
+/* The monitored barrier: it completes when all ranks have called it, and otherwise reports to rank 0 which ranks are
+   missing. */
 #include "tests/support/unit.h"
 #include "tests/support/world.h"
 
@@ -14,13 +15,13 @@ static void all_come(struct rank *me)
     }
     REQUIRE(tutti_barrier(me->comm, NULL) == TUTTI_OK);
 }
-static void test_all_come(void **state)
+static void test_the_barrier_completes_when_all_ranks_have_called_it(void **state)
 {
     (void)state;
     for (int size = 1; size <= RANKS; size++) world_threads(size, NULL, all_come, NULL);
     world_threads_on("0,1,0", 3, NULL, all_come, NULL);
 }
-/* Rank 2 comes to nothing: it waits for the failure that it causes. */
+/* Rank 2 does not call the barrier. It waits for the failure that this causes. */
 static void one_is_missing(struct rank *me)
 {
     bool missing[RANKS] = { false };
@@ -35,7 +36,7 @@ static void one_is_missing(struct rank *me)
     SAYS("waited 200 ms for the others in a monitored barrier");
     REQUIRE(!missing[0] && !missing[1] && missing[2] && !missing[3]);
 }
-static void test_who_is_missing(void **state)
+static void test_rank_0_gets_the_missing_rank(void **state)
 {
     (void)state;
     world_threads(RANKS, NULL, one_is_missing, NULL);
@@ -59,8 +60,8 @@ unit_function test_monitored;
 int test_monitored(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_all_come),
-        cmocka_unit_test(test_who_is_missing),
+        cmocka_unit_test(test_the_barrier_completes_when_all_ranks_have_called_it),
+        cmocka_unit_test(test_rank_0_gets_the_missing_rank),
         cmocka_unit_test(test_wrong_arguments_are_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,4 +1,5 @@
-/* Between hosts, over inproc: whoever waits is woken by what comes, and what comes late or never harms nobody. */
+/* Operations between simulated hosts: every event wakes the ranks that wait for it, and a peer that stops reading, dies
+   or leaves does not hold up the others. */
 #include "backend/base/settings.h"
 #include "backend/engine/comm.h"
 #include "tests/support/inproc.h"
@@ -23,7 +24,8 @@ static void post_semaphore(tutti_request *request, void *semaphore)
     (void)request;
     sem_post(semaphore);
 }
-static void sum_in_turns(struct rank *me, size_t count, int how) /* waited for, or ended by the progress thread */
+/* how: 0 a blocking call, 1 a call that is waited for, 2 a call that the progress thread completes. */
+static void sum_in_turns(struct rank *me, size_t count, int how)
 {
     int32_t *data = calloc(count, sizeof *data);
     sem_t over;
@@ -69,15 +71,16 @@ static void all_kinds_of_waiting(struct rank *me)
         }
     }
 }
-/* Asleep at once, with many small tiles, too, and as ever. */
+/* The settings of three runs: ranks sleep at once; they do so with many small tiles; the defaults. */
 static const struct {
     const char *pauses, *yields, *tile_bytes, *slots;
 } ways[] = { { "0", "0", "0", "0" }, { "0", "0", "32768", "8" }, { "-1", "-1", "0", "0" } };
-static void over_hosts_without_looks(void)
+static void over_hosts_without_checks(void)
 {
     atomic_store(&most_sleep_ms, INT_MAX);
     for (size_t i = 0; i < sizeof ways / sizeof *ways; i++) {
-        alarm(SECONDS);                                 /* what waits for a look that never comes hangs */
+        /* A rank that relies on the periodic check, which never comes, hangs. */
+        alarm(SECONDS);
         setenv("TUTTI_SPINS", ways[i].pauses, 1);
         setenv("TUTTI_YIELDS", ways[i].yields, 1);
         setenv("TUTTI_TILE_BYTES", ways[i].tile_bytes, 1);
@@ -88,21 +91,21 @@ static void over_hosts_without_looks(void)
     }
     atomic_store(&most_sleep_ms, 20);
 }
-static void test_over_inproc_nothing_waits_for_the_look(void **state)
+static void test_no_wait_over_inproc_needs_the_periodic_check(void **state)
 {
     (void)state;
     go_over(&(struct inproc_options){ .seed = 1, .delay = 400, .in_time = true, .budget = 4 });
-    over_hosts_without_looks();
+    over_hosts_without_checks();
 }
-static void test_over_shared_memory_nothing_waits_for_the_look(void **state)
+static void test_no_wait_over_shared_memory_needs_the_periodic_check(void **state)
 {
     (void)state;
     messages_override_network(NULL);
-    over_hosts_without_looks();
+    over_hosts_without_checks();
 }
 
-/* ---- who is held ---- */
-/* Rank 1 has begun to read what rank 0 sends, and from then on nobody polls for it. */
+/* ---- a peer that stops reading ---- */
+/* Rank 1 has begun to read what rank 0 sends, and from then on no thread polls for rank 1. */
 enum { MET = 1, ENDED };
 struct held { _Atomic int step; bool collective, lost; };
 static void await_step(struct held *held, int step)
@@ -146,7 +149,8 @@ static void give_up(struct rank *me)
     start_one(me, held->collective, &r);
     if (me->rank == 1) {
         stand_still(me, held);
-        if (held->lost) failure_record_lost_rank(me->comm, 0); /* a link breaks for both ends */
+        /* A link breaks for both ends. */
+        if (held->lost) failure_record_lost_rank(me->comm, 0);
         REQUIRE(tutti_wait(&r, 0) == expected);
         return;
     }
@@ -161,21 +165,21 @@ static void both_are_held(bool lost)
     for (int collective = 0; collective < 2; collective++)
         world_threads_on("2", 2, NULL, give_up, &(struct held){ .collective = collective, .lost = lost });
 }
-static void test_who_is_held_gets_away(void **state)
+static void test_a_timeout_ends_although_the_peer_still_reads(void **state)
 {
     (void)state;
     go_over(&(struct inproc_options){ .delay = 10, .in_time = true, .halted = 1 + 1, .cancel_ms = 30 });
     both_are_held(false);
 }
-/* A rank that is gone is not asked to let go: that would last until the test is killed. */
-static void test_who_is_gone_is_not_waited_for(void **state)
+/* A lost rank is not asked to release a message. With this cancel_ms that would last until the test is killed. */
+static void test_a_lost_peer_need_not_release_a_message(void **state)
 {
     (void)state;
     go_over(&(struct inproc_options){ .delay = 10, .in_time = true, .halted = 1 + 1, .cancel_ms = INT_MAX });
     both_are_held(true);
 }
 
-/* ---- who has left ---- */
+/* ---- a sender that has left ---- */
 static void send_and_leave(struct rank *me)
 {
     int32_t word = 7, got = 0;
@@ -185,7 +189,7 @@ static void send_and_leave(struct rank *me)
     else REQUIRE(tutti_recv(&got, 1, TUTTI_INT32, 0, 3, pair, NULL) == TUTTI_OK && got == 7);
     REQUIRE(tutti_comm_destroy(pair) == TUTTI_OK);
 }
-static void test_what_is_on_its_way_comes_although_its_sender_has_left(void **state)
+static void test_a_message_under_way_arrives_although_its_sender_has_left(void **state)
 {
     (void)state;
     for (unsigned seed = 1; seed <= 10; seed++) {
@@ -198,11 +202,11 @@ unit_function test_network;
 int test_network(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_over_inproc_nothing_waits_for_the_look),
-        cmocka_unit_test(test_over_shared_memory_nothing_waits_for_the_look),
-        cmocka_unit_test(test_who_is_held_gets_away),
-        cmocka_unit_test(test_who_is_gone_is_not_waited_for),
-        cmocka_unit_test(test_what_is_on_its_way_comes_although_its_sender_has_left),
+        cmocka_unit_test(test_no_wait_over_inproc_needs_the_periodic_check),
+        cmocka_unit_test(test_no_wait_over_shared_memory_needs_the_periodic_check),
+        cmocka_unit_test(test_a_timeout_ends_although_the_peer_still_reads),
+        cmocka_unit_test(test_a_lost_peer_need_not_release_a_message),
+        cmocka_unit_test(test_a_message_under_way_arrives_although_its_sender_has_left),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

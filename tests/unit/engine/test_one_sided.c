@@ -1,5 +1,5 @@
-/* Small operations in which a rank needs some peers only: who only sends goes on without those that have not come, but
-   not further than its tracks allow; and it hears of whatever goes wrong in a later call. */
+/* One-sided operations, in which a rank needs only some peers. A rank that only sends goes on without peers that have
+   not arrived, but not further than its tracks allow. Its later calls report what has failed meanwhile. */
 #include "backend/engine/comm.h"
 #include "tests/support/random.h"
 #include "tests/support/unit.h"
@@ -8,7 +8,8 @@
 #include <stdatomic.h>
 
 #define SAYS(text) REQUIRE(strstr(tutti_get_last_error(), text) != NULL)
-enum { AHEAD = TRACKS - 2 };                             /* operations, after one that has awaited all */
+/* How many operations a rank can run ahead after one in which it has awaited all peers. */
+enum { AHEAD = TRACKS - 2 };
 
 static tutti_status broadcast(struct rank *me, int32_t *value, int root)
 {
@@ -22,7 +23,8 @@ static void goes_ahead(struct rank *me)
     enum { CALLS = 3 * TRACKS };
     int32_t values[CALLS];
     tutti_request *r = world_requests(CALLS);
-    for (int round = 0; round < 3; round++) {           /* from any track */
+    /* Each round begins at another track. */
+    for (int round = 0; round < 3; round++) {
         REQUIRE(tutti_barrier(me->comm, NULL) == TUTTI_OK);
         world_meet(me);
         atomic_store(&come, false);
@@ -42,7 +44,7 @@ static void goes_ahead(struct rank *me)
     }
     free(r);
 }
-static void test_a_root_goes_ahead_as_far_as_there_are_tracks(void **state)
+static void test_a_root_runs_ahead_as_far_as_its_tracks_allow(void **state)
 {
     (void)state;
     world_threads(2, NULL, goes_ahead, NULL);
@@ -58,44 +60,46 @@ static void sends_and_leaves(struct rank *me)
         REQUIRE(broadcast(me, &value, 0) == TUTTI_OK && value == i);
     }
 }
-static void test_what_was_sent_can_be_read_when_its_sender_has_left(void **state)
+static void test_a_broadcast_can_be_read_after_its_root_has_left(void **state)
 {
     (void)state;
     world_threads(3, NULL, sends_and_leaves, NULL);
 }
 
 /* ---- without a fence ---- */
-static bool root_is_bare(const struct rank *me)
+static bool root_is_unfenced(const struct rank *me)
 {
     return atomic_load(&segment_control(me->comm->executor.site.segment, 0)->waiters) == WAITERS_UNFENCED;
 }
-/* Until the root publishes without a fence, if that is possible here. */
-static void send_until_bare(struct rank *me)
+/* Broadcasts until the root publishes without a fence, if that is possible here. */
+static void send_until_unfenced(struct rank *me)
 {
     bool may_be = me->comm->executor.publisher.may_be_unfenced;
     int32_t more = true;
     for (int calls = 0; more; calls++) {
-        if (!me->rank) more = may_be && !root_is_bare(me);
+        if (!me->rank) more = may_be && !root_is_unfenced(me);
         REQUIRE(calls < 10000000 && broadcast(me, &more, 0) == TUTTI_OK);
     }
 }
-static void goes_bare_and_back(struct rank *me)
+static void becomes_unfenced_and_fenced(struct rank *me)
 {
     for (int32_t round = 0; round < 20; round++) {
         int32_t value = me->rank ? -1 : round;
-        send_until_bare(me);
-        while (!me->rank && root_is_bare(me)) usleep(100);               /* the other wants more, and goes to sleep */
+        send_until_unfenced(me);
+        /* The other rank waits for the next broadcast, and goes to sleep. */
+        while (!me->rank && root_is_unfenced(me)) usleep(100);
         REQUIRE(broadcast(me, &value, 0) == TUTTI_OK && value == round);
     }
 }
-static void test_who_sends_a_lot_has_no_fence_until_somebody_sleeps(void **state)
+static void test_a_busy_root_is_unfenced_until_a_peer_sleeps(void **state)
 {
     (void)state;
-    world_threads(2, NULL, goes_bare_and_back, NULL);
+    world_threads(2, NULL, becomes_unfenced_and_fenced, NULL);
 }
 
 /* ---- all kinds of operations, at random ---- */
-enum { MOST = 3000, MOST_RANKS = 4 }; /* elements; beyond a track's slot, and many tiles are not needed */
+/* MOST elements exceed a track's slot; larger messages are not needed here. */
+enum { MOST = 3000, MOST_RANKS = 4 };
 struct play { uint64_t seed; int calls; };
 static int32_t in[MOST_RANKS][MOST_RANKS * MOST], out[MOST_RANKS][MOST_RANKS * MOST];
 static int32_t element(int call, int rank, size_t i) { return (int32_t)(call * 7919 + rank * 131 + (int)i); }
@@ -165,9 +169,10 @@ static void plays(struct rank *me)
         for (size_t i = 0; i < (size_t)me->size * m.n; i++) a[i] = element(call, me->rank, i);
         if (random_next(&own) % 64 == 0 && naps++ < 400) usleep((unsigned)(random_next(&own) % 200));
         REQUIRE(play_move(&m, a, b, me) == TUTTI_OK);
-        memset(a, 0xee, (size_t)me->size * m.n * sizeof *a);           /* it is mine again */
+        /* The input belongs to the caller again. */
+        memset(a, 0xee, (size_t)me->size * m.n * sizeof *a);
         if (!is_right(&m, call, me, b)) {
-            printf("rank %d of %d, call %d: family %d root %d %zu elements\n", me->rank, me->size, call, m.collective,
+            printf("rank %d of %d, call %d: move %d root %d %zu elements\n", me->rank, me->size, call, m.collective,
                 m.root, m.n);
             fflush(stdout);
             REQUIRE(!"the result is right");
@@ -187,14 +192,14 @@ static uint64_t seed_of_today(void)
     fflush(stdout);
     return seed;
 }
-static void test_any_row_of_operations_on_threads(void **state)
+static void test_random_operations_are_right_on_threads(void **state)
 {
     (void)state;
     struct play play = { seed_of_today(), CALLS };
     for (int size = 2; size <= MOST_RANKS; size++) world_threads(size, NULL, plays, &play);
 }
 #ifndef NO_PROCESSES
-static void test_any_row_of_operations_on_processes(void **state)
+static void test_random_operations_are_right_on_processes(void **state)
 {
     (void)state;
     struct play play = { seed_of_today(), CALLS };
@@ -203,7 +208,7 @@ static void test_any_row_of_operations_on_processes(void **state)
 #endif
 
 /* ---- disagreement ---- */
-/* Everybody thinks that it is the root, and so waits for nobody. */
+/* Each rank names itself as the root, and so needs no peer. */
 static void all_are_roots(struct rank *me)
 {
     int32_t value = 0;
@@ -217,12 +222,13 @@ static void all_are_roots(struct rank *me)
     SAYS("broadcast(1 x int32, root 1");
     REQUIRE(tutti_barrier(me->comm, NULL) == TUTTI_MISMATCH);
 }
-static void test_ranks_that_all_send_find_that_they_disagree(void **state)
+static void test_ranks_that_are_all_roots_report_their_disagreement(void **state)
 {
     (void)state;
     world_threads(2, NULL, all_are_roots, NULL);
 }
-/* Rank 1 sends to rank 2, which reads rank 0: none of the three needs one that differs. Then they agree again. */
+/* Rank 1 sends to rank 2, which reads from rank 0: no rank needs one whose call differs. `between` more broadcasts need
+   none either. The all-reduce needs all ranks, and finds the disagreement. */
 static void one_sends_elsewhere(struct rank *me)
 {
     static _Thread_local int32_t values[3];
@@ -232,7 +238,8 @@ static void one_sends_elsewhere(struct rank *me)
     tutti_status status = me->rank == 1 ? tutti_gather(&value, values, 1, TUTTI_INT32, 2, me->comm, NULL)
                                         : tutti_broadcast(&value, &value, 1, TUTTI_INT32, 0, me->comm, NULL);
     REQUIRE(status == TUTTI_OK && (me->rank != 2 || value == 0));
-    for (int i = 0; i < between; i++) {                 /* which rank 1 would be the first to find */
+    /* Rank 1 names itself as the root, because it would find the disagreement if it read from rank 0. */
+    for (int i = 0; i < between; i++) {
         status = me->rank == 0 ? broadcast(me, &value, 0) : me->rank == 2 ? broadcast(me, &value, 0) : TUTTI_OK;
         if (me->rank == 1) status = broadcast(me, &value, 1);
         if (status != TUTTI_OK) break;
@@ -244,7 +251,7 @@ static void one_sends_elsewhere(struct rank *me)
     SAYS("gather(1 x int32, root 2");
     SAYS("rank 1 ");
 }
-static void test_a_disagreement_that_nobody_needed_to_see_is_found_later(void **state)
+static void test_a_disagreement_of_independent_calls_is_found_later(void **state)
 {
     (void)state;
     for (int between = 0; between <= AHEAD - 1; between++) world_threads(3, NULL, one_sends_elsewhere, &between);
@@ -259,23 +266,24 @@ static void counts_differ(struct rank *me)
     REQUIRE(status == TUTTI_MISMATCH || (!me->rank && status == TUTTI_OK));
     for (int i = 0; i < 9; i++) REQUIRE(values[i] == 5);
     world_meet(me);
-    REQUIRE(broadcast(me, values, 0) == TUTTI_MISMATCH);                /* it has been told by now */
+    /* The root knows of the mismatch by now. */
+    REQUIRE(broadcast(me, values, 0) == TUTTI_MISMATCH);
     SAYS("broadcast(8 x int32");
     SAYS("broadcast(9 x int32");
     SAYS("operation 2 of");
 }
-static void test_who_reads_finds_a_disagreement_and_the_sender_hears_of_it(void **state)
+static void test_a_reader_finds_a_disagreement_and_its_root_reports_it_later(void **state)
 {
     (void)state;
     world_threads(2, NULL, counts_differ, NULL);
     world_threads(4, NULL, counts_differ, NULL);
 }
 
-/* ---- who does not come ---- */
+/* ---- missing ranks ---- */
 static void root_is_late(struct rank *me)
 {
     int32_t value = 0;
-    if (me->size == 2) send_until_bare(me);
+    if (me->size == 2) send_until_unfenced(me);
     tutti_status status = tutti_barrier(me->comm, NULL);
     tutti_request r = { .struct_size = sizeof r, .timeout_ms = 300, .blocking = true };
     REQUIRE(status == TUTTI_OK);
@@ -288,13 +296,13 @@ static void root_is_late(struct rank *me)
     REQUIRE(status == TUTTI_TIMEOUT && (me->rank || calls == AHEAD + 1));
     SAYS("this call has not been made by rank 1");
 }
-static void test_a_timeout_of_a_root_that_is_ahead_names_who_lags(void **state)
+static void test_a_timeout_of_a_root_that_is_ahead_names_the_rank_behind(void **state)
 {
     (void)state;
     world_threads(2, NULL, root_is_late, NULL);
     world_threads(3, NULL, root_is_late, NULL);
 }
-/* Rank 2 comes when the root has failed: it only sends, and does not succeed any more. */
+/* Rank 2 arrives after the root has failed. It only sends, and does not succeed even so. */
 static void sender_is_late(struct rank *me)
 {
     static _Atomic bool failed;
@@ -312,7 +320,7 @@ static void sender_is_late(struct rank *me)
     world_meet(me);
     REQUIRE(tutti_gather(&value, all, 1, TUTTI_INT32, 0, me->comm, &r) == TUTTI_TIMEOUT);
 }
-static void test_who_sends_to_a_root_that_has_failed_does_not_succeed(void **state)
+static void test_sending_to_a_failed_root_does_not_succeed(void **state)
 {
     (void)state;
     world_threads(3, NULL, sender_is_late, NULL);
@@ -320,7 +328,7 @@ static void test_who_sends_to_a_root_that_has_failed_does_not_succeed(void **sta
 static void one_leaves(struct rank *me)
 {
     int32_t value = 0;
-    send_until_bare(me);
+    send_until_unfenced(me);
     tutti_status status = tutti_barrier(me->comm, NULL);
     REQUIRE(status == TUTTI_OK);
     world_meet(me);
@@ -329,7 +337,7 @@ static void one_leaves(struct rank *me)
     REQUIRE(status == TUTTI_PEER_LOST);
     SAYS("rank 1 of the group has destroyed its communicator");
 }
-static void test_a_root_that_is_ahead_of_who_has_left_fails(void **state)
+static void test_a_root_that_is_ahead_of_a_rank_that_has_left_fails(void **state)
 {
     (void)state;
     world_threads(2, NULL, one_leaves, NULL);
@@ -350,7 +358,7 @@ static void one_dies(struct rank *me)
     REQUIRE(status == TUTTI_PEER_LOST);
     SAYS("died");
 }
-static void test_who_is_killed_while_the_root_is_ahead_is_named(void **state)
+static void test_a_rank_killed_while_the_root_is_ahead_is_named(void **state)
 {
     (void)state;
     for (int dead = 0; dead < 3; dead++) assert_int_equal(world_processes(3, 20, one_dies, &dead), 1);
@@ -361,19 +369,19 @@ unit_function test_one_sided;
 int test_one_sided(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_a_root_goes_ahead_as_far_as_there_are_tracks),
-        cmocka_unit_test(test_what_was_sent_can_be_read_when_its_sender_has_left),
-        cmocka_unit_test(test_who_sends_a_lot_has_no_fence_until_somebody_sleeps),
-        cmocka_unit_test(test_any_row_of_operations_on_threads),
-        cmocka_unit_test(test_ranks_that_all_send_find_that_they_disagree),
-        cmocka_unit_test(test_a_disagreement_that_nobody_needed_to_see_is_found_later),
-        cmocka_unit_test(test_who_reads_finds_a_disagreement_and_the_sender_hears_of_it),
-        cmocka_unit_test(test_a_timeout_of_a_root_that_is_ahead_names_who_lags),
-        cmocka_unit_test(test_who_sends_to_a_root_that_has_failed_does_not_succeed),
-        cmocka_unit_test(test_a_root_that_is_ahead_of_who_has_left_fails),
+        cmocka_unit_test(test_a_root_runs_ahead_as_far_as_its_tracks_allow),
+        cmocka_unit_test(test_a_broadcast_can_be_read_after_its_root_has_left),
+        cmocka_unit_test(test_a_busy_root_is_unfenced_until_a_peer_sleeps),
+        cmocka_unit_test(test_random_operations_are_right_on_threads),
+        cmocka_unit_test(test_ranks_that_are_all_roots_report_their_disagreement),
+        cmocka_unit_test(test_a_disagreement_of_independent_calls_is_found_later),
+        cmocka_unit_test(test_a_reader_finds_a_disagreement_and_its_root_reports_it_later),
+        cmocka_unit_test(test_a_timeout_of_a_root_that_is_ahead_names_the_rank_behind),
+        cmocka_unit_test(test_sending_to_a_failed_root_does_not_succeed),
+        cmocka_unit_test(test_a_root_that_is_ahead_of_a_rank_that_has_left_fails),
 #ifndef NO_PROCESSES
-        cmocka_unit_test(test_any_row_of_operations_on_processes),
-        cmocka_unit_test(test_who_is_killed_while_the_root_is_ahead_is_named),
+        cmocka_unit_test(test_random_operations_are_right_on_processes),
+        cmocka_unit_test(test_a_rank_killed_while_the_root_is_ahead_is_named),
 #endif
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

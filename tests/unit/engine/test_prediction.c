@@ -1,4 +1,5 @@
-/* What a communicator says it would run, and how long that would take: the same on all ranks, and what then runs. */
+/* Predictions of a communicator: the algorithm that a call would run, and its cost. They are equal on all ranks, and
+   the call then runs that algorithm. */
 #include "backend/collectives/collectives.h"
 #include "backend/engine/comm.h"
 #include "tests/support/unit.h"
@@ -14,7 +15,7 @@ static tutti_prediction predict(tutti_comm *comm, const char *collective, const 
     REQUIRE(out.struct_size == sizeof out && out.slots >= 1 && out.tile_bytes > 0);
     return out;
 }
-/* Of all collectives and of those of their algorithms that the group allows. */
+/* All ranks make the same prediction for each collective and each algorithm that the group allows. */
 static void is_the_same_everywhere(struct rank *me)
 {
     for (const struct algorithm *a = collectives_table; a->name; a++) {
@@ -27,7 +28,8 @@ static void is_the_same_everywhere(struct rank *me)
         }
     }
 }
-/* Nobody asked: the least cost among the candidates, or hardly more; and it is what runs. */
+/* If no algorithm was asked for, the prediction has the least cost of all candidates, or little more, and it is what
+   runs. */
 static void what_is_predicted_runs(struct rank *me)
 {
     float *data = calloc(1, MOST);
@@ -87,7 +89,7 @@ static void messages_of_one_host_have_no_cost(struct rank *me)
     REQUIRE(predict(me->comm, "allreduce", "ring", 1 << 20).ns <= 0);
     REQUIRE(predict(me->comm, "barrier", NULL, 0).ns <= 0);
 }
-/* An operation that waits for another rank goes on. */
+/* Predictions do not disturb an operation that waits for another rank. */
 static void nothing_is_disturbed(struct rank *me)
 {
     float x[2] = { 1, 1 };
@@ -99,7 +101,7 @@ static void nothing_is_disturbed(struct rank *me)
         REQUIRE(tutti_wait(&request, 0) == TUTTI_OK && x[0] == 1);
     }
 }
-static void the_group_tells_what_it_goes_by(struct rank *me)
+static void the_group_reports_its_parameters(struct rank *me)
 {
     char text[8192], few[8];
     size_t bytes, again;
@@ -108,28 +110,28 @@ static void the_group_tells_what_it_goes_by(struct rank *me)
     REQUIRE(strstr(text, "\"ranks\": 4, \"ranks_of_host\": [") && strstr(text, "\"message\": {\"value\": "));
     REQUIRE(tutti_comm_info(NULL, text, sizeof text, &bytes) == TUTTI_INVALID_ARGUMENT);
 }
-static void on_one_host(void **state)
+static void test_predictions_on_one_host(void **state)
 {
     (void)state;
     const tutti_config options = TUTTI_CONFIG_INIT;
     static rank_function *const bodies[] = { is_the_same_everywhere, what_is_predicted_runs,
         what_the_user_chose_is_predicted, what_does_not_exist_is_refused, messages_of_one_host_have_no_cost,
-        nothing_is_disturbed, the_group_tells_what_it_goes_by };
+        nothing_is_disturbed, the_group_reports_its_parameters };
     for (size_t i = 0; i < sizeof bodies / sizeof *bodies; i++) world_threads_on("", RANKS, &options, bodies[i], NULL);
 }
-static void on_two_hosts(void **state)
+static void test_predictions_on_several_hosts(void **state)
 {
     (void)state;
     const tutti_config options = TUTTI_CONFIG_INIT;
     static rank_function *const bodies[] = { is_the_same_everywhere, what_is_predicted_runs,
         what_the_user_chose_is_predicted, what_does_not_exist_is_refused, what_needs_one_host_is_refused_on_two,
-        nothing_is_disturbed, the_group_tells_what_it_goes_by };
+        nothing_is_disturbed, the_group_reports_its_parameters };
     for (size_t i = 0; i < sizeof bodies / sizeof *bodies; i++) {
         world_threads_on("2", RANKS, &options, bodies[i], NULL);
         world_threads_on("0,1,2,3", RANKS, &options, bodies[i], NULL);
     }
 }
-static void after_a_failure_it_says_why(void **state)
+static void test_a_destroyed_communicator_makes_no_prediction(void **state)
 {
     (void)state;
     tutti_config config = { .struct_size = sizeof config, .size = 1 };
@@ -137,7 +139,8 @@ static void after_a_failure_it_says_why(void **state)
     tutti_comm *comm;
     assert_int_equal(tutti_comm_init(&comm, &config), TUTTI_OK);
     assert_int_equal(tutti_comm_predict(comm, "broadcast", NULL, 8, &out), TUTTI_OK);
-    assert_true(out.ns <= 0);                           /* alone */
+    /* A rank that is alone has no cost. */
+    assert_true(out.ns <= 0);
     assert_int_equal(tutti_comm_retain(comm), TUTTI_OK);
     assert_int_equal(tutti_comm_destroy(comm), TUTTI_OK);
     assert_int_equal(tutti_comm_predict(comm, "broadcast", NULL, 8, &out), TUTTI_ABORTED);
@@ -148,9 +151,9 @@ unit_function test_prediction;
 int test_prediction(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(on_one_host),
-        cmocka_unit_test(on_two_hosts),
-        cmocka_unit_test(after_a_failure_it_says_why),
+        cmocka_unit_test(test_predictions_on_one_host),
+        cmocka_unit_test(test_predictions_on_several_hosts),
+        cmocka_unit_test(test_a_destroyed_communicator_makes_no_prediction),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,12 +1,14 @@
-/* What is more urgent goes first; nobody waits for what waits for another rank; what each rank wants may differ. */
+/* Operations of a higher priority go first. One that waits for another rank holds up no other. Ranks may set different
+   priorities. */
 #include "backend/engine/comm.h"
 #include "backend/execute/precedence.h"
 #include "tests/support/unit.h"
 #include "tests/support/world.h"
 
-enum { MILLISECOND = 1000000, LARGE = 1 << 20, LONG = 1 << 18, ROUNDS = 5 };       /* elements */
+/* MILLISECOND is in ns. LARGE and LONG are the elements of messages of many tiles. */
+enum { MILLISECOND = 1000000, LARGE = 1 << 20, LONG = 1 << 18, ROUNDS = 5 };
 
-/* An all-reduce on its way: so many of these bytes are many tiles. */
+/* An all-reduce of `count` elements on a communicator of its own. */
 struct pending_call { tutti_comm *comm; int32_t *data; size_t count; tutti_request request; };
 static void call_prepare(struct pending_call *f, const struct rank *me, size_t count, int priority)
 {
@@ -31,7 +33,7 @@ static void call_free(struct pending_call *f)
     free(f->data);
 }
 
-/* ---- who rests ---- */
+/* ---- tiles in flight ---- */
 static void drive_until_still(tutti_comm *comm)
 {
     struct wait_set unused;
@@ -49,7 +51,8 @@ static int tiles_on_their_way(const tutti_comm *comm)
     }
     return tiles;
 }
-/* As if another of this process moved, and then did not; rank 1 comes later, so nothing that rank 0 begins ends. */
+/* The test records that another operation of this process moves, with priority ANOTHER, and later that it is over. Rank
+   1 arrives later, so the operation of rank 0 does not complete meanwhile. */
 static void while_another_moves(struct rank *me)
 {
     enum { ANOTHER = 3 };
@@ -84,7 +87,7 @@ static void small_ones(struct rank *me)
     }
     call_free(&f);
 }
-/* ---- nobody waits for nothing ---- */
+/* ---- operations that wait for a rank ---- */
 static void one_is_late(struct rank *me)
 {
     struct pending_call urgent, usual;
@@ -99,7 +102,7 @@ static void one_is_late(struct rank *me)
     call_free(&urgent);
     call_free(&usual);
 }
-static void each_wants_another(struct rank *me)
+static void each_prefers_another(struct rank *me)
 {
     struct pending_call one, other;
     call_prepare(&one, me, LARGE, me->rank == 0 ? 5 : 1);
@@ -119,7 +122,7 @@ static void with_tiles(const char *bytes, int64_t moment_ns)
     setenv("TUTTI_TILE_BYTES", bytes, 1);
     atomic_store(&precedence_moment_ns, moment_ns);
 }
-static void test_one_tile_at_a_time_while_more_urgent_ones_move(void **state)
+static void test_one_tile_is_in_flight_while_a_higher_priority_moves(void **state)
 {
     (void)state;
     with_tiles("65536", INT64_C(100000) * MILLISECOND);
@@ -132,32 +135,33 @@ static void test_priorities_change_no_results(void **state)
         with_tiles("65536", moment_ms * MILLISECOND);
         precedence_record_progress(7, false);
         world_threads_on("2", 2, NULL, small_ones, NULL);
-        world_threads_on("2", 4, NULL, each_wants_another, NULL);
-        world_threads_on("", 2, NULL, each_wants_another, NULL);
+        world_threads_on("2", 4, NULL, each_prefers_another, NULL);
+        world_threads_on("", 2, NULL, each_prefers_another, NULL);
         precedence_record_progress(7, true);
     }
 }
 
-static void test_what_waits_for_a_rank_keeps_nobody(void **state)
+static void test_an_operation_that_waits_for_a_rank_holds_up_no_other(void **state)
 {
     (void)state;
     with_tiles("65536", MILLISECOND);
     world_threads_on("2", 2, NULL, one_is_late, NULL);
     world_threads_on("2", 3, NULL, one_is_late, NULL);
 }
-static void test_ranks_may_want_different_things(void **state)
+static void test_ranks_may_set_different_priorities(void **state)
 {
     (void)state;
     with_tiles("65536", MILLISECOND);
-    world_threads_on("2", 2, NULL, each_wants_another, NULL);
+    world_threads_on("2", 2, NULL, each_prefers_another, NULL);
 #ifndef NO_PROCESSES
     world_pretend("2");
-    assert_int_equal(world_processes(2, 60, each_wants_another, NULL), 0);     /* each a process: a view of its own */
+    /* Each process has its own record of the priorities that move. */
+    assert_int_equal(world_processes(2, 60, each_prefers_another, NULL), 0);
 #endif
 }
 
-/* ---- words ---- */
-static void ask(struct rank *me)
+/* ---- arguments and records ---- */
+static void set_priorities(struct rank *me)
 {
     REQUIRE(tutti_comm_set_priority(me->comm, TUTTI_PRIORITIES - 1) == TUTTI_OK);
     REQUIRE(tutti_comm_set_priority(me->comm, TUTTI_PRIORITIES) == TUTTI_INVALID_ARGUMENT);
@@ -165,12 +169,12 @@ static void ask(struct rank *me)
     REQUIRE(tutti_comm_set_priority(me->comm, -1) == TUTTI_INVALID_ARGUMENT);
     REQUIRE(tutti_comm_set_priority(NULL, 1) == TUTTI_INVALID_ARGUMENT);
 }
-static void test_what_is_no_priority(void **state)
+static void test_invalid_priorities_are_refused(void **state)
 {
     (void)state;
-    world_threads(2, NULL, ask, NULL);
+    world_threads(2, NULL, set_priorities, NULL);
 }
-static void test_precedence(void **state)
+static void test_lower_priorities_defer_while_a_higher_one_moves(void **state)
 {
     (void)state;
     atomic_store(&precedence_moment_ns, INT64_C(100000) * MILLISECOND);
@@ -184,7 +188,8 @@ static void test_precedence(void **state)
     precedence_record_progress(5, true);
     assert_false(precedence_must_defer(0));
     precedence_record_progress(1, false);
-    atomic_store(&precedence_moment_ns, 0);             /* it is over in no time */
+    /* The record of progress expires at once. */
+    atomic_store(&precedence_moment_ns, 0);
     assert_false(precedence_must_defer(0));
     precedence_record_progress(1, true);
 }
@@ -192,12 +197,12 @@ unit_function test_priority;
 int test_priority(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_what_is_no_priority),
-        cmocka_unit_test(test_precedence),
-        cmocka_unit_test(test_one_tile_at_a_time_while_more_urgent_ones_move),
+        cmocka_unit_test(test_invalid_priorities_are_refused),
+        cmocka_unit_test(test_lower_priorities_defer_while_a_higher_one_moves),
+        cmocka_unit_test(test_one_tile_is_in_flight_while_a_higher_priority_moves),
         cmocka_unit_test(test_priorities_change_no_results),
-        cmocka_unit_test(test_what_waits_for_a_rank_keeps_nobody),
-        cmocka_unit_test(test_ranks_may_want_different_things),
+        cmocka_unit_test(test_an_operation_that_waits_for_a_rank_holds_up_no_other),
+        cmocka_unit_test(test_ranks_may_set_different_priorities),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

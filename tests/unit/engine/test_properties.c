@@ -1,9 +1,9 @@
 /* Random calls over simulated hosts: collective, algorithm, type, operation, even or uneven counts, root, tensors that
  * are shared, private or in place, any alignment, blocking or asynchronous, tiles of any size. Every rank computes the
  * expected result from the inputs of all ranks with the arithmetic of tests/unit/kernels/reference.h, compares it bit
- * by bit with what it received, and checks that nothing else was written.
+ * by bit with what it received, and checks that no other memory was written.
  *   unit_engine test_properties [--cases N] [--seed S] [--first K] [--hosts LIST] [--processes 1]
- * Case k of a seed is the same whatever was run before; its failure says how to run it again. */
+ * Case k of a seed does not depend on the cases before it. If it fails, it prints the command that runs it again. */
 #include "backend/base/settings.h"
 #include "backend/engine/comm.h"
 #include "kernels/reduce.h"
@@ -18,7 +18,7 @@ enum { CASES = 600 };
 enum { CASES = 4000 };
 #endif
 enum { MOST = 12, EXACT_RANKS = 8, GUARD = 64, IN_A_WORLD = 250, OPEN = 3, LARGEST = 20000, TIMEOUT_MS = 60000 };
-/* Of two hosts most, as there every sum has one order only. */
+/* The first OF_TWO_HOSTS placements have two hosts. Most cases run on them, because every sum then has one order. */
 static const struct placement_of {
     const char *hosts;
     int size;
@@ -27,14 +27,15 @@ static const struct placement_of {
     { "0,1,2,3,0,1,2,3", 8 }, { "3", 9 }, { "4", 12 }, { "1", 3 } };
 enum { PLACEMENTS = sizeof placements / sizeof *placements, OF_TWO_HOSTS = 8 };
 
-/* ---- what is drawn ---- */
+/* ---- drawing a case ---- */
 static uint64_t mix(uint64_t z) { return random_next(&z); }
 static uint64_t draw(uint64_t *state, uint64_t below)
 {
     *state = mix(*state);
     return (*state >> 11) % below;
 }
-enum exactness { EXACT, ANY };                          /* values whose sums are exact in any order; all there are */
+/* EXACT: values whose sums are exact in any order. ANY: all values. */
+enum exactness { EXACT, ANY };
 struct test {
     uint64_t number, seed;
     enum collective collective;
@@ -44,7 +45,8 @@ struct test {
     enum exactness values;
     int root;
     bool uneven;
-    size_t counts[MOST][MOST];                          /* [rank][part]: elements of what it brings */
+    /* [rank][part]: the elements of each part of a rank's input. */
+    size_t counts[MOST][MOST];
 };
 static uint64_t first_seed = 1;
 static const char *only_hosts;
@@ -93,8 +95,9 @@ static bool is_defined(tutti_dtype dtype, tutti_op op)
 {
     return reduce_find(dtype, op) && (op != TUTTI_PREMUL_SUM || scale_find(dtype));
 }
-/* Sums, products and averages of floating-point numbers depend on the order, unless they are exact: that of a hierarchy
-   of two hosts is known. Whatever of integers wraps has no order. */
+/* Sums, products and averages of floating-point numbers depend on the order, unless they are exact. With up to two
+   hosts the order is known for algorithms that are hierarchical or access memory of peers. Results of integers do not
+   depend on the order, even if they wrap. */
 static enum exactness draw_values(const struct test *t, const struct layout *l, uint64_t *state)
 {
     bool ordered = is_floating(t->dtype) && (t->op == TUTTI_SUM || t->op == TUTTI_PROD || t->op == TUTTI_AVG);
@@ -120,7 +123,7 @@ static struct test test_nth(uint64_t number, const struct layout *l)
     return t;
 }
 
-/* ---- what each rank brings ---- */
+/* ---- inputs ---- */
 static uint64_t exact_code(const struct test *t, uint64_t random)
 {
     static const double factors[] = { 1, -1, 2, 0.5, -2, -0.5 };
@@ -128,7 +131,7 @@ static uint64_t exact_code(const struct test *t, uint64_t random)
     if (t->dtype == TUTTI_BOOL) return random & 1;
     return is_floating(t->dtype) ? encode(format_of(t->dtype), value) : cut(random, t->dtype);
 }
-/* Numbers of ordinary size, a few of any bits. */
+/* Returns a number of ordinary size, or now and then any bits. */
 static uint64_t any_code(const struct test *t, uint64_t random)
 {
     if (t->dtype == TUTTI_BOOL || !is_floating(t->dtype)) return exact_code(t, random);
@@ -138,13 +141,15 @@ static uint64_t any_code(const struct test *t, uint64_t random)
 static uint64_t code_of(const struct test *t, int rank, int part, size_t i)
 {
     uint64_t random = mix(t->seed ^ ((uint64_t)rank * 64 + (uint64_t)part + 1) << 40 ^ i);
-    if (t->values == EXACT && rank >= EXACT_RANKS && is_floating(t->dtype))        /* more would not be exact */
+    /* With more ranks sums and products would not be exact, so these have the neutral element. */
+    if (t->values == EXACT && rank >= EXACT_RANKS && is_floating(t->dtype))
         return encode(format_of(t->dtype), t->op == TUTTI_PROD);
     return t->values == EXACT ? exact_code(t, random) : any_code(t, random);
 }
 
-/* ---- what is to come of it ---- */
-/* Over the ranks of each host in their order, then over the hosts; what one host brings alone is not rounded. */
+/* ---- expected results ---- */
+/* Reduces over the ranks of each host in their order, then over the hosts. With one host the second step changes
+   nothing. */
 static uint64_t total(const struct test *t, const struct layout *l, int part, size_t i)
 {
     uint64_t of_host[MOST], codes[MOST];
@@ -160,7 +165,7 @@ static uint64_t total(const struct test *t, const struct layout *l, int part, si
     }
     return reference(t->dtype, op, of_host, l->hosts, l->hosts == 1 ? 1 : divisor);
 }
-/* Element i of part q of what this rank gets. */
+/* Returns element i of part q of this rank's result. */
 static uint64_t wanted(const struct test *t, const struct layout *l, int rank, int q, size_t i)
 {
     switch (t->collective) {
@@ -180,20 +185,24 @@ static size_t count_of(const struct test *t, enum buffer buffer, int rank, int q
 }
 
 /* ---- tensors ---- */
-/* An area that holds the parts of a buffer, with gaps if counts are uneven, between guards; and what it should hold. */
+/* An area with the parts of a buffer between guards, with gaps if counts are uneven, and `image`, what it should
+   contain. Offsets are in elements. */
 struct side { unsigned char *area, *image; size_t bytes, offset[MOST]; bool shared; };
 struct job {
     struct test test;
     struct side side[2];
-    enum buffer home[2];                                /* in which side's area a buffer lies: in place both in one */
-    int parts[2];                                       /* 0: this rank has no such buffer */
+    /* The side in whose area each buffer lies; in place both lie in one. */
+    enum buffer home[2];
+    /* The number of parts of each buffer; 0: this rank has no such buffer. */
+    int parts[2];
     tutti_request request;
 };
 static size_t element_bytes(const struct test *t) { return t->collective == BARRIER ? 1 : bytes_of(t->dtype); }
 static unsigned char *part_in(const struct job *j, enum buffer buffer, int q, bool image)
 {
     const struct side *s = &j->side[j->home[buffer]];
-    bool borrower = j->home[buffer] != buffer;             /* its one part is the other's own, or also its only one */
+    /* In place this buffer has one part, which is this rank's part of the other buffer, or its only one. */
+    bool borrower = j->home[buffer] != buffer;
     size_t offset = j->side[buffer].offset[borrower ? 0 : q] * element_bytes(&j->test);
     return (image ? s->image : s->area) + GUARD + offset;
 }
@@ -210,7 +219,8 @@ static void side_make(struct job *j, enum buffer buffer, int rank, uint64_t *own
     struct side *s = &j->side[buffer];
     const struct test *t = &j->test;
     bool backwards = t->uneven && draw(own, 2);
-    size_t at = (size_t)draw(own, 8);                   /* at any alignment */
+    /* The parts begin at any alignment. */
+    size_t at = (size_t)draw(own, 8);
     for (int k = 0; k < j->parts[buffer]; k++) {
         int q = backwards ? j->parts[buffer] - 1 - k : k;
         s->offset[q] = at;
@@ -274,7 +284,8 @@ static tutti_status call_even(struct job *j, const struct rank *me, const void *
     default: return tutti_barrier(me->comm, r);
     }
 }
-/* Where a buffer begins: of uneven counts the area, as offsets say the rest, but for a buffer of one part. */
+/* Returns the address of a buffer for the call. With uneven counts it is that of the area, because offsets are passed
+   too, unless the buffer has only one part. */
 static unsigned char *begin_of(const struct job *j, enum buffer buffer)
 {
     bool by_offsets = j->test.uneven && j->parts[buffer] > 1;
@@ -364,7 +375,7 @@ static void draw_settings(uint64_t world)
     setenv("TUTTI_TILE_BYTES", tiles[draw(&state, 4)], 1);
     setenv("TUTTI_SLOTS", slots[draw(&state, 4)], 1);
 }
-/* Nothing is left out by the way in which cases are drawn. */
+/* Returns how many types with a collective, and types with an operation, were never drawn. */
 static int count_left_out(void)
 {
     int left_out = 0;

@@ -1,10 +1,11 @@
-/* Queues: whoever waits for any of several requests gets each of them once, in the order in which they ended. */
+/* Request queues: a thread that waits for any of several requests gets each one once, in the order of completion. */
 #include "tests/support/unit.h"
 #include "tests/support/world.h"
 #include <pthread.h>
 #include <stdatomic.h>
 
-enum { MANY = 60, LARGE = 200000, LATE = 56 };          /* LATE: a receive whose send comes last */
+/* LATE is the number of a receive whose send is started last. */
+enum { MANY = 60, LARGE = 200000, LATE = 56 };
 #define SAYS(text) REQUIRE(strstr(tutti_get_last_error(), text) != NULL)
 #define REFUSED(call, text) REQUIRE((call) == TUTTI_INVALID_ARGUMENT && tutti_last_error_is_refusal()); SAYS(text)
 
@@ -14,7 +15,7 @@ static tutti_request *requests_of(tutti_queue *queue, int count)
     for (int i = 0; i < count; i++) r[i].queue = queue;
     return r;
 }
-/* Small ones that rest, large ones, and messages, of two communicators. */
+/* Small operations, which are deferred, large ones, and messages, on two communicators. */
 static void any_of_many(struct rank *me)
 {
     tutti_comm *comm[2] = { me->comm };
@@ -22,7 +23,8 @@ static void any_of_many(struct rank *me)
     REQUIRE(tutti_comm_split(me->comm, 0, 0, &comm[1]) == TUTTI_OK && tutti_queue_create(&queue) == TUTTI_OK);
     tutti_request *r = requests_of(queue, MANY), *got;
     int32_t *data = calloc((size_t)2 * LARGE, sizeof *data), small[MANY], taken[MANY] = { 0 }, last[2] = { -1, -1 };
-    REQUIRE(tutti_queue_wait(queue, -1, &got) == TUTTI_OK && !got);    /* nothing to wait for */
+    /* The queue is empty. */
+    REQUIRE(tutti_queue_wait(queue, -1, &got) == TUTTI_OK && !got);
     for (int i = 0; i < MANY - 1; i++) {
         int peer = (me->rank + 1) % me->size, large = i % 20 == 7;
         int32_t *at = large ? data + (i > 30) * LARGE : &small[i];
@@ -40,7 +42,8 @@ static void any_of_many(struct rank *me)
         int i = (int)(got - r);
         REQUIRE(i >= 0 && i < MANY && !taken[i]++ && tutti_test(got) == TUTTI_OK);
         if (i % 3 == 2) continue;
-        REQUIRE(i > last[i % 2]);                       /* collectives of a communicator end in order */
+        /* Collectives of a communicator complete in order. */
+        REQUIRE(i > last[i % 2]);
         last[i % 2] = i;
     }
     REQUIRE(tutti_queue_wait(queue, 0, &got) == TUTTI_IN_PROGRESS && !got);
@@ -57,13 +60,14 @@ static void any_of_many(struct rank *me)
     REFUSED(tutti_barrier(comm[0], &r[LATE]), "the request is still in its queue");
     REQUIRE(tutti_queue_wait(queue, -1, &got) == TUTTI_OK && got == &r[LATE] && small[LATE] == 5);
     REQUIRE(tutti_queue_wait(queue, -1, &got) == TUTTI_OK && !got);
-    REQUIRE(tutti_barrier(comm[0], got = &r[0]) == TUTTI_OK);          /* a taken one may serve again */
+    /* A request that was returned can be used again. */
+    REQUIRE(tutti_barrier(comm[0], got = &r[0]) == TUTTI_OK);
     REQUIRE(tutti_queue_wait(queue, -1, &got) == TUTTI_OK && got == &r[0]);
     REQUIRE(tutti_queue_destroy(queue) == TUTTI_OK && tutti_comm_destroy(comm[1]) == TUTTI_OK);
     free(r);
     free(data);
 }
-static void test_any_of_many(void **state)
+static void test_each_request_is_returned_once_in_order_of_completion(void **state)
 {
     (void)state;
     for (int size = 1; size <= 3; size++) world_threads(size, NULL, any_of_many, NULL);
@@ -81,7 +85,8 @@ static void *take_all(void *argument)
         REQUIRE(status == TUTTI_OK || (status == TUTTI_IN_PROGRESS && !got));
         if (!got) continue;
         REQUIRE(tutti_test(got) == TUTTI_OK);
-        memset(got, 0xee, sizeof *got);                 /* it is the caller's again */
+        /* The request belongs to the caller again. */
+        memset(got, 0xee, sizeof *got);
         free(got);
         atomic_fetch_add(&s->taken, 1);
     }
@@ -105,12 +110,12 @@ static void start_and_let_others_wait(struct rank *me)
     REQUIRE(atomic_load(&s.taken) == ROUNDS && tutti_queue_destroy(s.queue) == TUTTI_OK);
     for (int i = 0; i < ROUNDS; i++) REQUIRE(data[i] == i * me->size);
 }
-static void test_several_threads_wait(void **state)
+static void test_several_threads_can_wait_for_one_queue(void **state)
 {
     (void)state;
     for (int size = 1; size <= 2; size++) world_threads(size, NULL, start_and_let_others_wait, NULL);
 }
-/* Whoever takes the last one may destroy the queue at once. */
+/* A thread that gets the last request may destroy the queue at once. */
 static void destroy_at_once(struct rank *me)
 {
     for (int round = 0; round < ROUNDS; round++) {
@@ -126,14 +131,14 @@ static void destroy_at_once(struct rank *me)
         REQUIRE(tutti_queue_destroy(queue) == TUTTI_OK);
     }
 }
-static void test_a_queue_is_destroyed_at_once(void **state)
+static void test_a_queue_can_be_destroyed_at_once_after_its_last_request(void **state)
 {
     (void)state;
     world_threads(2, NULL, destroy_at_once, NULL);
 }
 
 /* ---- errors ---- */
-static void nothing_but_done(tutti_request *request, void *context) { (void)request, (void)context; }
+static void ignore_completion(tutti_request *request, void *context) { (void)request, (void)context; }
 static void fail_some(struct rank *me)
 {
     tutti_queue *queue;
@@ -144,17 +149,19 @@ static void fail_some(struct rank *me)
     r[0].blocking = true;
     REFUSED(tutti_barrier(me->comm, &r[0]), "cannot also be blocking or have a `done` callback");
     r[0].blocking = false;
-    r[0].done = nothing_but_done;
+    r[0].done = ignore_completion;
     REFUSED(tutti_barrier(me->comm, &r[0]), "cannot also be blocking or have a `done` callback");
     r[0].done = NULL;
     REFUSED(tutti_send(&x, 1, TUTTI_FLOAT32, 77, 0, me->comm, &r[0]), "peer 77 is not a rank of");
     REFUSED(tutti_queue_wait(NULL, 0, &got), "the queue or the pointer to the request is NULL");
     REFUSED(tutti_queue_create(NULL), "the pointer to the queue is NULL");
-    REQUIRE(tutti_queue_wait(queue, -1, &got) == TUTTI_OK && !got);    /* what was refused is not in it */
+    /* Refused requests are not in the queue. */
+    REQUIRE(tutti_queue_wait(queue, -1, &got) == TUTTI_OK && !got);
     for (int i = 0; i < 2; i++)
         REQUIRE(tutti_recv(&x, 1, TUTTI_FLOAT32, TUTTI_ANY_SOURCE, (uint32_t)i, me->comm, &r[i]) == TUTTI_OK);
     REQUIRE(tutti_queue_wait(queue, 20, &got) == TUTTI_IN_PROGRESS);
-    tutti_barrier(me->comm, NULL);                      /* nobody aborts before all have seen that */
+    /* No rank aborts before all have seen IN_PROGRESS. */
+    tutti_barrier(me->comm, NULL);
     REQUIRE(tutti_comm_abort(me->comm) == TUTTI_OK);
     for (int i = 0; i < 2; i++) {
         REQUIRE(tutti_queue_wait(queue, -1, &got) == TUTTI_OK && got);
@@ -165,7 +172,7 @@ static void fail_some(struct rank *me)
     REQUIRE(tutti_queue_destroy(NULL) == TUTTI_OK);
     free(r);
 }
-static void test_what_fails_comes_too_and_what_is_refused_does_not(void **state)
+static void test_failed_requests_are_returned_and_refused_ones_are_not(void **state)
 {
     (void)state;
     for (int size = 1; size <= 2; size++) world_threads(size, NULL, fail_some, NULL);
@@ -174,10 +181,10 @@ unit_function test_queue;
 int test_queue(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_any_of_many),
-        cmocka_unit_test(test_several_threads_wait),
-        cmocka_unit_test(test_a_queue_is_destroyed_at_once),
-        cmocka_unit_test(test_what_fails_comes_too_and_what_is_refused_does_not),
+        cmocka_unit_test(test_each_request_is_returned_once_in_order_of_completion),
+        cmocka_unit_test(test_several_threads_can_wait_for_one_queue),
+        cmocka_unit_test(test_a_queue_can_be_destroyed_at_once_after_its_last_request),
+        cmocka_unit_test(test_failed_requests_are_returned_and_refused_ones_are_not),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

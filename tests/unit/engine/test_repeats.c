@@ -1,5 +1,5 @@
-/* Small calls that are like the one before, or nearly: what is kept from call to call (addresses, counts of elements,
-   declarations) must never be that of other tensors, another type, another operation or another collective. */
+/* Small calls that equal the one before, or nearly. Data that a communicator keeps from call to call (addresses,
+   counts, declarations) must never be used for other tensors, another type, another operation or another collective. */
 #include "tests/support/unit.h"
 #include "tests/support/world.h"
 
@@ -79,7 +79,7 @@ static void body(struct rank *me)
         }
     }
 }
-static void test_nothing_is_taken_over_from_another_call(void **state)
+static void test_data_of_another_call_is_not_used(void **state)
 {
     (void)state;
     for (int size = 1; size <= 4; size++) world_threads(size, NULL, body, NULL);
@@ -88,6 +88,6 @@ static void test_nothing_is_taken_over_from_another_call(void **state)
 unit_function test_repeats;
 int test_repeats(void)
 {
-    const struct CMUnitTest tests[] = { cmocka_unit_test(test_nothing_is_taken_over_from_another_call) };
+    const struct CMUnitTest tests[] = { cmocka_unit_test(test_data_of_another_call_is_not_used) };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

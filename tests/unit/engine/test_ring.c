@@ -1,5 +1,5 @@
-/* Operations take their slots from a ring, one behind the other, and only as much of it becomes memory as they have
-   come to. Whatever came before, every operation finds its own bytes. */
+/* Operations take their slots one behind the other from a ring, of which only the part that was used is allocated.
+   Every operation reads its own bytes, whatever ran before. */
 #include "backend/engine/comm.h"
 #include "tests/support/unit.h"
 #include "tests/support/world.h"
@@ -26,7 +26,7 @@ static void sum(struct rank *me, float *data, size_t bytes, int call)
     int ranks = me->size * (me->size + 1) / 2;
     for (size_t i = 0; i < count; i++) REQUIRE(data[i] == (float)((call + (int)i) % 1000 * ranks));
 }
-/* ---- where they lie ---- */
+/* ---- places of slots ---- */
 static void go_round(struct rank *me)
 {
     struct executor *x = &me->comm->executor;
@@ -40,7 +40,8 @@ static void go_round(struct rank *me)
         end = x->run.slots_at + slots;
         if (end > used) used = end;
         REQUIRE(x->ring.reserved[2] >= used && (x->ring.reserved[2] < 2 * used || used == slots));
-        REQUIRE(tutti_barrier(me->comm, NULL) == TUTTI_OK);            /* needs none */
+        /* A barrier takes no slots. */
+        REQUIRE(tutti_barrier(me->comm, NULL) == TUTTI_OK);
     }
     REQUIRE(used == x->site.ring_bytes);
     REQUIRE(x->ring.reserved[0] == 0 && x->ring.reserved[1] == 0 && x->ring.reserved[2] == x->site.ring_bytes);
@@ -60,19 +61,20 @@ static void stay(struct rank *me)
     }
     free(data);
 }
-static void slots_go_round(void **state)
+static void test_slots_go_round_the_ring(void **state)
 {
     (void)state;
     world_threads(RANKS, NULL, go_round, NULL);
 }
-static void a_few_lines_stay_where_they_are(void **state)
+static void test_slots_of_small_operations_have_two_fixed_places(void **state)
 {
     (void)state;
     world_threads(RANKS, NULL, stay, NULL);
 }
 
-/* ---- what is in them ---- */
-struct shared { size_t ring_bytes; _Atomic size_t slots_at[3 * MIXED]; };      /* + 1; 0: nobody has come there */
+/* ---- contents of slots ---- */
+/* slots_at: 1 + the place of each operation's slots, from the first rank that runs it; 0: no rank has run it. */
+struct shared { size_t ring_bytes; _Atomic size_t slots_at[3 * MIXED]; };
 static bool meet(size_t a, size_t a_bytes, size_t b, size_t b_bytes) { return a < b + b_bytes && b < a + a_bytes; }
 static void mix(struct rank *me)
 {
@@ -88,12 +90,14 @@ static void mix(struct rank *me)
         size_t bytes = sizes[(together >> 16) % (sizeof sizes / sizeof *sizes)];
         for (int again = 0; again < 3; again++) {
             sum(me, data, bytes, call + again);
-            const struct program_cut *c = x->run.cut;               /* tiles of one place are of one counter */
+            /* Tiles with the same place have the same counter. */
+            const struct program_cut *c = x->run.cut;
             REQUIRE(c->is_single_tile || c->tile_slots % (uint32_t)x->launch.program->plan->slots == 0);
-            size_t said = 0;                            /* all ranks say the same */
+            /* The place is the same on all ranks. */
+            size_t first_place = 0;
             _Atomic size_t *at = &shared->slots_at[3 * call + again];
-            bool first = atomic_compare_exchange_strong(at, &said, x->run.slots_at + 1);
-            REQUIRE(first || said == x->run.slots_at + 1);
+            bool first = atomic_compare_exchange_strong(at, &first_place, x->run.slots_at + 1);
+            REQUIRE(first || first_place == x->run.slots_at + 1);
             REQUIRE(!meet(last, last_bytes, x->run.slots_at, c->slots_bytes));
             REQUIRE(x->run.slots_at + c->slots_bytes <= x->site.segment->slot_bytes);
             last = x->run.slots_at;
@@ -102,8 +106,8 @@ static void mix(struct rank *me)
     }
     free(data);
 }
-/* Also if another choice runs every few operations, with other tiles and shorter laps. */
-static void no_operation_meets_the_slots_of_the_last(void **state)
+/* Runs without the tuner, and with another choice every few operations, which has other tiles and shorter laps. */
+static void test_slots_of_successive_operations_do_not_overlap(void **state)
 {
     (void)state;
     static const size_t rings[] = { 0, 4096, 100000, 1 << 20, SIZE_MAX };
@@ -117,7 +121,7 @@ static void no_operation_meets_the_slots_of_the_last(void **state)
     world_set("TUTTI_TUNER", "0");
 }
 
-/* As if there were so many ranks that a cache line of staging for each chunk is too much. */
+/* The segment has too little room for a cache line of staging for each chunk, as with very many ranks. */
 static void ask_for_more_than_fits(struct rank *me)
 {
     struct executor *x = &me->comm->executor;
@@ -135,7 +139,7 @@ static void ask_for_more_than_fits(struct rank *me)
     x->site.segment = all;
     free(data);
 }
-static void staging_that_does_not_fit_is_refused(void **state)
+static void test_staging_that_does_not_fit_is_refused(void **state)
 {
     (void)state;
     world_threads(RANKS, NULL, ask_for_more_than_fits, NULL);
@@ -145,12 +149,13 @@ unit_function test_ring;
 int test_ring(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(slots_go_round),
-        cmocka_unit_test(a_few_lines_stay_where_they_are),
-        cmocka_unit_test(no_operation_meets_the_slots_of_the_last),
-        cmocka_unit_test(staging_that_does_not_fit_is_refused),
+        cmocka_unit_test(test_slots_go_round_the_ring),
+        cmocka_unit_test(test_slots_of_small_operations_have_two_fixed_places),
+        cmocka_unit_test(test_slots_of_successive_operations_do_not_overlap),
+        cmocka_unit_test(test_staging_that_does_not_fit_is_refused),
     };
-    setenv("TUTTI_SINGLE_COPY", "0", 1);                /* by the parameters of a slow build tensors are read instead */
+    /* With the machine parameters of a slow build tensors would be read instead of staged. */
+    setenv("TUTTI_SINGLE_COPY", "0", 1);
     setenv("TUTTI_TUNER", "0", 1);
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

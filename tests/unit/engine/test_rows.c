@@ -1,5 +1,5 @@
-/* The all-reduce whose rows are normalised: bitwise an all-reduce and, on one rank, the same norm of its result; for
-   any algorithm, number of ranks, type, shape and place of tensors. Ranks that mean different norms are told so. */
+/* tutti_all_reduce_norm gives bitwise the result of an all-reduce and then, on one rank, the same norm of its rows, for
+   any algorithm, number of ranks, type, shape and place of tensors. Ranks that ask for different norms get an error. */
 #include "tests/support/random.h"
 #include "tests/support/unit.h"
 #include "tests/support/world.h"
@@ -29,7 +29,7 @@ static void fill(void *to, size_t count, tutti_dtype dtype, uint64_t seed)
         else ((uint16_t *)to)[i] = (uint16_t)(0x3c00u | (bits & 0x3ffu));
     }
 }
-/* Each rank has a communicator of its own, of one rank, to do things one after the other. */
+/* Makes a communicator of this rank alone, which computes the norm of a finished all-reduce. */
 static tutti_comm *make_alone(struct rank *me)
 {
     tutti_comm *alone;
@@ -94,11 +94,12 @@ static void all_shapes(struct rank *me)
                     form & 4, form & 8 };
                 if (s.own && *algorithm) continue;
                 compare(me, &s, alone, seed++);
-                world_meet(me);                         /* shared tensors are freed */
+                /* All ranks have freed their shared tensors. */
+                world_meet(me);
             }
     REQUIRE(tutti_comm_destroy(alone) == TUTTI_OK);
 }
-static void is_what_one_after_the_other_gives(void **state)
+static void test_results_equal_an_all_reduce_and_then_a_norm(void **state)
 {
     (void)state;
     static const char *const algorithms[] = { NULL, "one_shot", "two_shot", "two_shot_read", "ring" };
@@ -106,7 +107,7 @@ static void is_what_one_after_the_other_gives(void **state)
         for (size_t a = 0; a < sizeof algorithms / sizeof algorithms[0]; a++)
             world_threads(size, NULL, all_shapes, (void *)(uintptr_t)&algorithms[a]);
 }
-/* Over two hosts; residuals of all rows. */
+/* Shapes for several hosts, where each rank has the residuals of all rows. */
 static void some_shapes(struct rank *me)
 {
     tutti_comm *alone = make_alone(me);
@@ -117,7 +118,7 @@ static void some_shapes(struct rank *me)
     }
     REQUIRE(tutti_comm_destroy(alone) == TUTTI_OK);
 }
-static void and_over_hosts(void **state)
+static void test_results_equal_an_all_reduce_and_then_a_norm_over_hosts(void **state)
 {
     (void)state;
     world_threads_on("0,1", 2, NULL, some_shapes, NULL);
@@ -157,17 +158,17 @@ static void mix(struct rank *me)
         }
     }
 }
-static void mixes_with_others(void **state)
+static void test_norms_run_among_other_calls(void **state)
 {
     (void)state;
     world_threads(3, NULL, mix, NULL);
 }
 
-/* ---- what is refused, and what ranks disagree about ---- */
+/* ---- refused calls, and disagreements ---- */
 static void refuse(struct rank *me)
 {
     float x[64] = { 0 }, w[64] = { 0 };
-    tutti_norm good = TUTTI_NORM_INIT, bad;
+    tutti_norm good = TUTTI_NORM_INIT, weighted;
     struct wrong { const char *text; size_t rows, columns; tutti_dtype dtype; tutti_norm norm; const char *algorithm; };
     struct wrong cases[] = {
         { "must be 0 or more", 2, 32, TUTTI_FLOAT32, good, NULL },
@@ -198,11 +199,12 @@ static void refuse(struct rank *me)
     tutti_request labelled = { .struct_size = sizeof labelled, .blocking = true, .label = 3 };
     REQUIRE(tutti_all_reduce_norm(x, x, 2, 32, TUTTI_FLOAT32, &good, me->comm, &labelled) == TUTTI_INVALID_ARGUMENT);
     REQUIRE(tutti_all_reduce_norm(x, x, 2, 32, TUTTI_FLOAT32, NULL, me->comm, NULL) == TUTTI_INVALID_ARGUMENT);
-    bad = good;
-    bad.weight = w;
-    REQUIRE(tutti_all_reduce_norm(x, x, 2, 32, TUTTI_FLOAT32, &bad, me->comm, NULL) == TUTTI_OK);  /* as it was */
+    weighted = good;
+    weighted.weight = w;
+    /* The communicator still works. */
+    REQUIRE(tutti_all_reduce_norm(x, x, 2, 32, TUTTI_FLOAT32, &weighted, me->comm, NULL) == TUTTI_OK);
 }
-static void mistakes_are_refused(void **state)
+static void test_wrong_arguments_are_refused(void **state)
 {
     (void)state;
     world_threads(2, NULL, refuse, NULL);
@@ -215,7 +217,7 @@ static void refuse_own(struct rank *me)
     REQUIRE(tutti_all_reduce_norm(x, x, 2, 32, TUTTI_FLOAT32, &norm, me->comm, NULL) == TUTTI_UNSUPPORTED);
     REQUIRE(strstr(tutti_get_last_error(), "own_rows needs all ranks on one host"));
 }
-static void own_rows_need_one_host(void **state)
+static void test_own_rows_need_one_host(void **state)
 {
     (void)state;
     world_threads_on("0,1", 2, NULL, refuse_own, NULL);
@@ -232,7 +234,7 @@ static void refuse_long(struct rank *me)
     REQUIRE(strstr(tutti_get_last_error(), "rows of 16777216 bytes are too long for own_rows on 2 ranks"));
     free(x);
 }
-static void rows_must_fit(void **state)
+static void test_rows_too_long_for_own_rows_are_refused(void **state)
 {
     (void)state;
     world_threads(2, NULL, refuse_long, NULL);
@@ -256,7 +258,7 @@ static void disagree(struct rank *me)
     if (!strstr(tutti_get_last_error(), texts[way])) fprintf(stderr, "%s\n", tutti_get_last_error());
     REQUIRE(strstr(tutti_get_last_error(), texts[way]));
 }
-static void ranks_that_disagree_are_told(void **state)
+static void test_ranks_that_disagree_get_an_error(void **state)
 {
     (void)state;
     for (int way = 0; way < 4; way++) world_threads(2, NULL, disagree, &way);
@@ -265,9 +267,10 @@ static void ranks_that_disagree_are_told(void **state)
 unit_function test_rows;
 int test_rows(void)
 {
-    const struct CMUnitTest tests[] = { cmocka_unit_test(is_what_one_after_the_other_gives),
-        cmocka_unit_test(and_over_hosts), cmocka_unit_test(mixes_with_others), cmocka_unit_test(mistakes_are_refused),
-        cmocka_unit_test(own_rows_need_one_host), cmocka_unit_test(rows_must_fit),
-        cmocka_unit_test(ranks_that_disagree_are_told) };
+    const struct CMUnitTest tests[] = { cmocka_unit_test(test_results_equal_an_all_reduce_and_then_a_norm),
+        cmocka_unit_test(test_results_equal_an_all_reduce_and_then_a_norm_over_hosts),
+        cmocka_unit_test(test_norms_run_among_other_calls), cmocka_unit_test(test_wrong_arguments_are_refused),
+        cmocka_unit_test(test_own_rows_need_one_host), cmocka_unit_test(test_rows_too_long_for_own_rows_are_refused),
+        cmocka_unit_test(test_ranks_that_disagree_get_an_error) };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,6 +1,6 @@
-/* Shared tensors when something goes wrong: a peer is killed while it has them mapped, a group fails while peers are at
- * them, one is freed too early, a process is forked, descriptors or addresses run out. After each, the memory belongs
- * to its owner again, and other groups go on. */
+/* Failures around shared tensors: a peer is killed while it has them mapped, a group fails while peers use them, a
+   process is forked, a peer is late, descriptors or addresses run out. After each, the memory belongs to its owner
+   again, and other groups work. */
 #include "tests/support/unit.h"
 #include "tests/support/world.h"
 #include <malloc.h>
@@ -19,7 +19,8 @@ static float *allocate(size_t count)
     REQUIRE(tutti_mem_alloc(&at, 4 * count) == TUTTI_OK);
     return at;
 }
-/* By large copies: under the sanitizer of threads each look at a single element costs more than the collectives. */
+/* Fills by large copies, because under the thread sanitizer each access to a single element costs more than the
+   collectives. */
 static void fill(float *at, size_t count, float with)
 {
     at[0] = with;
@@ -40,7 +41,7 @@ static void sum_right(tutti_comm *comm, float *at, int ranks)
     REQUIRE(is_filled(at, COUNT, (float)ranks));
 }
 
-static void test_arguments(void **state)
+static void test_wrong_arguments_are_refused(void **state)
 {
     (void)state;
     assert_int_equal(tutti_mem_alloc(NULL, 1), TUTTI_INVALID_ARGUMENT);
@@ -50,7 +51,8 @@ static void test_arguments(void **state)
 }
 
 /* ---- a group that fails while peers are at its tensors ---- */
-/* Rank 0 aborts in the middle; whoever gets the error may use its tensor at once, and finds nothing changed later. */
+/* Rank 0 aborts during an operation. A rank that gets the error may reuse its tensor at once, and no peer changes it
+   later. */
 static void abort_in_the_middle(struct rank *me)
 {
     float *at = allocate(COUNT);
@@ -62,10 +64,12 @@ static void abort_in_the_middle(struct rank *me)
         struct aborter aborter = { comm, 100 + rand_r(&seed) % 4000 };
         fill(at, COUNT, 0);
         sum_right(comm, at, me->size);
-        tutti_status status = tutti_barrier(comm, NULL); /* when rank 0 is through, all have the sum */
+        /* When rank 0 has completed the barrier, all ranks have the sum. */
+        tutti_status status = tutti_barrier(comm, NULL);
         if (me->rank == 0) REQUIRE(pthread_create(&thread, NULL, abort_main, &aborter) == 0);
         tutti_request request = { .struct_size = sizeof request };
-        request.blocking = round % 2;                   /* driven by the caller, or not */
+        /* In odd rounds the caller drives the operation. */
+        request.blocking = round % 2;
         while (status == TUTTI_OK) {
             status = tutti_all_reduce(at, at, COUNT, TUTTI_FLOAT32, TUTTI_SUM, comm, &request);
             if (status == TUTTI_OK && !request.blocking) status = tutti_wait(&request, 0);
@@ -80,7 +84,7 @@ static void abort_in_the_middle(struct rank *me)
     sum_right(me->comm, at, me->size);
     REQUIRE(tutti_mem_free(at) == TUTTI_OK);
 }
-static void test_an_aborted_tensor_is_let_go_on_threads(void **state)
+static void test_a_tensor_is_not_touched_after_an_abort_on_threads(void **state)
 {
     (void)state;
     for (int size = 2; size <= 3; size++) world_threads(size, NULL, abort_in_the_middle, NULL);
@@ -88,7 +92,7 @@ static void test_an_aborted_tensor_is_let_go_on_threads(void **state)
 }
 
 #ifndef NO_PROCESSES
-static void test_an_aborted_tensor_is_let_go_on_processes(void **state)
+static void test_a_tensor_is_not_touched_after_an_abort_on_processes(void **state)
 {
     (void)state;
     for (int size = 2; size <= 3; size++)
@@ -106,7 +110,7 @@ static void *kill_main(void *after_us)
     raise(SIGKILL);
     return NULL;
 }
-/* The last rank is killed in the middle; the others go on as a smaller group, on the same memory. */
+/* The last rank is killed during an operation. The others form a smaller group, and use the same memory. */
 static void survive(int rank, int size, const tutti_unique_id *ids, int after_us)
 {
     tutti_comm *comm, *smaller;
@@ -116,7 +120,8 @@ static void survive(int rank, int size, const tutti_unique_id *ids, int after_us
     float *at = allocate(COUNT);
     REQUIRE(tutti_comm_init_rank(&comm, size, ids[0], rank) == TUTTI_OK);
     sum_right(comm, at, size);
-    status = tutti_barrier(comm, NULL);                 /* when the last rank is through, all have the sum */
+    /* When the last rank has completed the barrier, all ranks have the sum. */
+    status = tutti_barrier(comm, NULL);
     if (rank == size - 1) REQUIRE(pthread_create(&thread, NULL, kill_main, &after_us) == 0);
     while (status == TUTTI_OK) status = sum(comm, at);
     REQUIRE(status == TUTTI_PEER_LOST);
@@ -129,13 +134,14 @@ static void survive(int rank, int size, const tutti_unique_id *ids, int after_us
     REQUIRE(tutti_mem_free(at) == TUTTI_OK);
     _exit(0);
 }
-static void test_killed_peers(void **state)
+static void test_a_killed_peer_leaves_tensors_to_their_owners(void **state)
 {
     unsigned seed = 5;
     (void)state;
     for (int round = 0; round < 30; round++) {
         tutti_unique_id ids[2];
-        bool hosts = round >= 20;                       /* the last ten over two */
+        /* The last ten rounds simulate two hosts. */
+        bool hosts = round >= 20;
         int size = 2 + round % 2 + hosts, after_us = rand_r(&seed) % 5000, good = 0, status;
         for (int i = 0; i < 2; i++) assert_int_equal(tutti_get_unique_id(&ids[i]), TUTTI_OK);
         world_pretend(hosts ? "2" : "");
@@ -150,9 +156,10 @@ static void test_killed_peers(void **state)
     world_pretend("");
 }
 
-/* ---- what is refused ---- */
+/* ---- a peer that cannot map a tensor ---- */
 static void barrier(tutti_comm *comm) { REQUIRE(tutti_barrier(comm, NULL) == TUTTI_OK); }
-/* What is to be refused is a mapping: what is planned before that finds room on the heap. */
+/* Makes room on the heap for what the operation allocates before it maps the tensor, so that only the mapping is
+   refused. */
 static void make_room_on_heap(void)
 {
     void *pieces[64];
@@ -160,7 +167,7 @@ static void make_room_on_heap(void)
     for (int i = 0; i < 64; i++) REQUIRE((pieces[i] = malloc(32 << 10)) != NULL);
     for (int i = 0; i < 64; i++) free(pieces[i]);
 }
-/* A rank that cannot map a peer's tensor fails the group, with words; a group made later works. */
+/* A rank that cannot map a peer's tensor fails the group with an error that contains `says`. */
 static void expect_failure(struct rank *me, float *at, int refused_rank, const char *says)
 {
     tutti_comm *comm;
@@ -183,7 +190,8 @@ static void shortage(struct rank *me)
     barrier(me->comm);
     expect_failure(me, first, 1, "too many open files");
     sum_right(me->comm, first, me->size);
-    float *second = allocate(16 * COUNT);               /* in a block of its own */
+    /* A tensor in a block of its own. */
+    float *second = allocate(16 * COUNT);
     barrier(me->comm);
 #ifndef __SANITIZE_ADDRESS__
     expect_failure(me, second, 0, "cannot map");
@@ -198,7 +206,8 @@ static void test_shortage_is_an_error_for_the_group(void **state)
 }
 
 /* ---- freed blocks ---- */
-static size_t mapped_bytes(void)                       /* of memfds, here */
+/* Returns the bytes of memfds that this process has mapped. */
+static size_t mapped_bytes(void)
 {
     size_t total = 0;
     char line[512];
@@ -210,8 +219,8 @@ static size_t mapped_bytes(void)                       /* of memfds, here */
     fclose(maps);
     return total;
 }
-/* Ever larger tensors, each in a new block: what is given back does not stay mapped at the peers. */
-static void growing(struct rank *me)
+/* Large tensors of changing sizes, each in a new block. Freed blocks do not stay mapped at the peers. */
+static void allocate_and_free(struct rank *me)
 {
     size_t most = 0;
     for (int round = 0; round < 12; round++) {
@@ -229,14 +238,14 @@ static void growing(struct rank *me)
     }
     REQUIRE(mapped_bytes() <= most + ((size_t)64 << 20));
 }
-static void test_views_do_not_pile_up(void **state)
+static void test_views_of_freed_blocks_are_unmapped(void **state)
 {
     (void)state;
-    assert_int_equal(world_processes(3, SECONDS, growing, NULL), 0);
+    assert_int_equal(world_processes(3, SECONDS, allocate_and_free, NULL), 0);
 }
 
 /* ---- fork ---- */
-/* A child that writes to what it inherited changes nothing, and ends without a trace. */
+/* A forked child that writes to an inherited tensor changes neither the parent's tensor nor later operations. */
 static void forking(struct rank *me)
 {
     float *at = allocate(COUNT);
@@ -254,14 +263,14 @@ static void forking(struct rank *me)
     }
     REQUIRE(tutti_mem_free(at) == TUTTI_OK);
 }
-static void test_fork(void **state)
+static void test_a_forked_child_does_not_change_a_tensor(void **state)
 {
     (void)state;
     assert_int_equal(world_processes(2, SECONDS, forking, NULL), 0);
 }
 
 /* ---- a peer that comes late ---- */
-/* Rank 0 gives up before rank 1 has come. */
+/* Rank 0 reaches its timeout before rank 1 calls the operation. */
 static void late(struct rank *me)
 {
     _Atomic int *has_given_up = me->context;
@@ -284,7 +293,7 @@ static void late(struct rank *me)
     REQUIRE(tutti_comm_destroy(comm) == TUTTI_OK);
     REQUIRE(tutti_mem_free(at) == TUTTI_OK);
 }
-static void test_a_late_peer_does_not_touch(void **state)
+static void test_a_late_peer_does_not_touch_a_tensor(void **state)
 {
     void *has_given_up = mmap(NULL, sizeof(int), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     assert_true(has_given_up != MAP_FAILED);
@@ -298,16 +307,16 @@ unit_function test_shared_failures;
 int test_shared_failures(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_arguments),
+        cmocka_unit_test(test_wrong_arguments_are_refused),
 #ifndef NO_PROCESSES
-        cmocka_unit_test(test_an_aborted_tensor_is_let_go_on_processes),
-        cmocka_unit_test(test_killed_peers),
+        cmocka_unit_test(test_a_tensor_is_not_touched_after_an_abort_on_processes),
+        cmocka_unit_test(test_a_killed_peer_leaves_tensors_to_their_owners),
         cmocka_unit_test(test_shortage_is_an_error_for_the_group),
-        cmocka_unit_test(test_views_do_not_pile_up),
-        cmocka_unit_test(test_fork),
-        cmocka_unit_test(test_a_late_peer_does_not_touch),
+        cmocka_unit_test(test_views_of_freed_blocks_are_unmapped),
+        cmocka_unit_test(test_a_forked_child_does_not_change_a_tensor),
+        cmocka_unit_test(test_a_late_peer_does_not_touch_a_tensor),
 #endif
-        cmocka_unit_test(test_an_aborted_tensor_is_let_go_on_threads),
+        cmocka_unit_test(test_a_tensor_is_not_touched_after_an_abort_on_threads),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,5 +1,5 @@
-/* Sends and receives of shared tensors through communicators: what arrives does not depend on where it lay or where it
- * goes, nothing leaks, and when something goes wrong in the middle the memory belongs to its owner again. */
+/* Sends and receives of shared tensors. The bytes that arrive do not depend on where the tensors lie, no mapping leaks,
+   and after a failure the memory belongs to its owner again. */
 #include "backend/engine/comm.h"
 #include "tests/support/bytes.h"
 #include "tests/support/unit.h"
@@ -22,8 +22,9 @@ static tutti_status start(struct rank *me, bool is_send, void *at, size_t bytes,
                    : tutti_recv(at, bytes, TUTTI_UINT8, peer, 1, me->comm, request);
 }
 
-/* ---- whatever the placement ---- */
-/* Around a ring, at odd offsets; what was sent is overwritten as soon as that is allowed. */
+/* ---- all placements ---- */
+/* Sends to the next rank of a ring and receives from the previous one. Overwrites what was sent as soon as that is
+   allowed. */
 static void exchange(struct rank *me, unsigned char *out, unsigned char *in, size_t bytes, int seed)
 {
     int next = (me->rank + 1) % me->size, before = (me->rank + me->size - 1) % me->size;
@@ -44,7 +45,8 @@ static void every_placement(struct rank *me)
     unsigned char *areas[2][2] = { { malloc(room), malloc(room) }, { shared(room), shared(room) } };
     for (int where = 0; where < 16; where++)
         for (size_t k = 0; k < sizeof sizes / sizeof *sizes; k++) {
-            int mine = me->rank % 2 ? where >> 2 : where;               /* odd and even ranks differ */
+            /* Odd and even ranks have different placements. */
+            int mine = me->rank % 2 ? where >> 2 : where;
             size_t odd = k % 2;
             exchange(me, areas[mine & 1][0] + GUARD + odd, areas[mine >> 1 & 1][1] + GUARD, sizes[k], where + (int)k);
         }
@@ -53,7 +55,7 @@ static void every_placement(struct rank *me)
         REQUIRE(tutti_mem_free(areas[1][i]) == TUTTI_OK);
     }
 }
-static void test_every_placement_on_threads(void **state)
+static void test_bytes_are_right_for_every_placement_on_threads(void **state)
 {
     (void)state;
     for (int size = 2; size <= 3; size++) world_threads(size, NULL, every_placement, NULL);
@@ -64,7 +66,8 @@ static bool is_filled(const unsigned char *at, size_t bytes, unsigned char with)
 {
     return at[0] == with && memcmp(at, at + 1, bytes - 1) == 0;
 }
-/* Whoever gets the error may use its tensors at once, and finds nothing changed later. */
+/* Rank 0 aborts during a message. A rank that gets the error may reuse its tensors at once, and no peer changes them
+   later. */
 static void abort_in_the_middle(struct rank *me)
 {
     unsigned char *out = shared(MOST), *in = shared(MOST);
@@ -77,7 +80,8 @@ static void abort_in_the_middle(struct rank *me)
         struct aborter aborter = { comm, 100 + rand_r(&seed) % 4000 };
         memset(out, 1, MOST);
         exchange(&inner, out, in + GUARD, MOST - 2 * GUARD, round);
-        REQUIRE(tutti_barrier(comm, NULL) == TUTTI_OK);                /* nobody is in it any more */
+        /* After the barrier no rank is in the exchange any more. */
+        REQUIRE(tutti_barrier(comm, NULL) == TUTTI_OK);
         if (me->rank == 0) REQUIRE(pthread_create(&thread, NULL, abort_main, &aborter) == 0);
         tutti_status status = TUTTI_OK;
         while (status == TUTTI_OK) {
@@ -98,13 +102,13 @@ static void abort_in_the_middle(struct rank *me)
     }
     REQUIRE(tutti_mem_free(out) == TUTTI_OK && tutti_mem_free(in) == TUTTI_OK);
 }
-static void test_an_aborted_message_is_let_go_on_threads(void **state)
+static void test_tensors_are_not_touched_after_an_abort_on_threads(void **state)
 {
     (void)state;
     world_threads(2, NULL, abort_in_the_middle, NULL);
 }
 
-/* ---- what this thread drives by itself ---- */
+/* ---- communicators that the test drives itself ---- */
 static void reach_step(_Atomic int *step, int wanted)
 {
     for (int n = 0; atomic_load(step) < wanted; n++) {
@@ -112,7 +116,8 @@ static void reach_step(_Atomic int *step, int wanted)
         sleep_us(1000);
     }
 }
-static void drive_alone(tutti_comm *comm)               /* as soon as its message has been posted */
+/* Takes the driver's role of the communicator when its message has been posted. */
+static void drive_alone(tutti_comm *comm)
 {
     for (int n = 0;; n++) {
         driver_acquire_role(comm);
@@ -127,12 +132,14 @@ static bool turn(tutti_comm *comm)
     struct wait_set blocked = { .count = 0 };
     return messages_make_progress(comm, &blocked);
 }
-/* Rank 0 drives alone, and its receive into a shared tensor has failed: rank 1 has freed what it sends. Rank 1 looks as
-   if it were copying. */
-enum { LARGE = 70 << 20 };                              /* a block too large to be kept when it is free */
+/* A block of this size is not kept when it is free. */
+enum { LARGE = 70 << 20 };
+/* The receive of rank 0 into a shared tensor fails, because rank 1 has freed the tensor that it sends. Rank 0 has the
+   driver's role, and rank 1 is marked as if it were copying. */
 static void meet_freed_tensor(struct rank *me, unsigned char *in, tutti_request *request)
 {
-    enum { BYTES = 16384 };                             /* so few that the sender need not help */
+    /* One part, so that the sender does not help to copy. */
+    enum { BYTES = 16384 };
     _Atomic int *step = me->context;
     atomic_uint *copying = &group_control_at_index(&me->comm->group, 1)->copying;
     if (me->rank == 0) {
@@ -168,8 +175,9 @@ static void failed_while_a_peer_copies(struct rank *me)
         REQUIRE(messages_cancel(me->comm));
         messages_fail(me->comm, me->comm->outcome.status);
         REQUIRE(tutti_test(&request) == TUTTI_IN_PROGRESS);
-        for (int n = 0; turn(me->comm); n++) REQUIRE(n < 10); /* rank 1 may say that it gives up, but then */
-        REQUIRE(!turn(me->comm));                       /* there is nothing to be busy with, while it waits */
+        /* Rank 1 may still report that it gives up. After that a turn finds no work while rank 0 waits. */
+        for (int n = 0; turn(me->comm); n++) REQUIRE(n < 10);
+        REQUIRE(!turn(me->comm));
         atomic_store(&group_control_at_index(&me->comm->group, 1)->copying, 0);
         messages_fail(me->comm, me->comm->outcome.status);
         REQUIRE(tutti_test(&request) == TUTTI_INVALID_ARGUMENT);
@@ -177,14 +185,14 @@ static void failed_while_a_peer_copies(struct rank *me)
     }
     REQUIRE(tutti_mem_free(in) == TUTTI_OK);
 }
-static void test_a_failed_message_waits_for_who_copies(void **state)
+static void test_a_failed_message_waits_for_a_peer_that_copies(void **state)
 {
     _Atomic int step = 0;
     (void)state;
     world_threads(2, NULL, failed_while_a_peer_copies, &step);
 }
-/* Who polled when it failed is not who tells: the words are there nevertheless. */
-static void told_by_another(struct rank *me)
+/* Another thread than the one that polled reports the failure. It has the text of the failure even so. */
+static void reported_by_another_thread(struct rank *me)
 {
     tutti_request request = TUTTI_REQUEST_INIT;
     unsigned char *in = shared(MOST);
@@ -199,13 +207,14 @@ static void told_by_another(struct rank *me)
     }
     REQUIRE(tutti_mem_free(in) == TUTTI_OK);
 }
-static void test_another_thread_tells_why_a_message_failed(void **state)
+static void test_another_thread_reports_why_a_message_failed(void **state)
 {
     _Atomic int step = 0;
     (void)state;
-    world_threads(2, NULL, told_by_another, &step);
+    world_threads(2, NULL, reported_by_another_thread, &step);
 }
-/* However long the backoff: the bell is listened for after some polls, and the fruitless are not counted for ever. */
+/* After some idle polls a rank listens for its bell, however long its backoff is. From then on idle polls are not
+   counted. */
 static void listen_soon(struct rank *me)
 {
     tutti_request request = TUTTI_REQUEST_INIT;
@@ -233,7 +242,7 @@ static void listen_soon(struct rank *me)
         REQUIRE(start(me, true, &byte, 1, 0, NULL) == TUTTI_OK);
     }
 }
-static void test_idle_messages_listen_soon(void **state)
+static void test_a_rank_with_idle_messages_listens_for_its_bell(void **state)
 {
     _Atomic int step = 0;
     (void)state;
@@ -241,12 +250,12 @@ static void test_idle_messages_listen_soon(void **state)
 }
 
 #ifndef NO_PROCESSES
-static void test_every_placement_on_processes(void **state)
+static void test_bytes_are_right_for_every_placement_on_processes(void **state)
 {
     (void)state;
     for (int size = 2; size <= 4; size++) assert_int_equal(world_processes(size, SECONDS, every_placement, NULL), 0);
 }
-static void test_an_aborted_message_is_let_go_on_processes(void **state)
+static void test_tensors_are_not_touched_after_an_abort_on_processes(void **state)
 {
     (void)state;
     assert_int_equal(world_processes(3, SECONDS, abort_in_the_middle, NULL), 0);
@@ -259,7 +268,8 @@ static void *kill_main(void *after_us)
     raise(SIGKILL);
     return NULL;
 }
-/* Rank 1 is killed in the middle of copying, from or to rank 0's tensor or both; rank 0 has it back, with an error. */
+/* Rank 1 is killed while it copies from or to rank 0's tensor. Rank 0 gets an error, and its tensor belongs to it
+   again. */
 static void survive(int rank, tutti_unique_id id, int round, int after_us)
 {
     struct rank me = { .rank = rank, .size = 2 };
@@ -278,7 +288,7 @@ static void survive(int rank, tutti_unique_id id, int round, int after_us)
     REQUIRE(tutti_mem_free(at) == TUTTI_OK);
     _exit(0);
 }
-static void test_killed_peers(void **state)
+static void test_a_killed_peer_leaves_a_tensor_to_its_owner(void **state)
 {
     unsigned seed = 5;
     (void)state;
@@ -297,14 +307,15 @@ static void test_killed_peers(void **state)
 }
 
 /* ---- freed too early ---- */
-/* Rank 0 frees the tensor, and with it its block, while its send is open; rank 1 is told so. */
+/* Rank 0 frees the tensor, and with it its block, while its send is open. Both ranks get an error. */
 static void freed_too_early(struct rank *me)
 {
     if (me->rank == 0) {
         unsigned char *at = shared(LARGE);
         tutti_request request = TUTTI_REQUEST_INIT;
         REQUIRE(start(me, true, at, LARGE, 1, &request) == TUTTI_OK);
-        REQUIRE(tutti_barrier(me->comm, NULL) == TUTTI_OK);             /* the send has been announced */
+        /* The send has been announced after this barrier. */
+        REQUIRE(tutti_barrier(me->comm, NULL) == TUTTI_OK);
         REQUIRE(tutti_mem_free(at) == TUTTI_OK);
         REQUIRE(tutti_barrier(me->comm, NULL) == TUTTI_OK);
         REQUIRE(tutti_wait(&request, 0) == TUTTI_INVALID_ARGUMENT);
@@ -317,7 +328,7 @@ static void freed_too_early(struct rank *me)
     REQUIRE(strstr(tutti_get_last_error(), "freed while") != NULL);
     REQUIRE(strstr(tutti_get_last_error(), "rank 1") != NULL);
 }
-static void test_a_freed_tensor_is_an_error(void **state)
+static void test_freeing_a_tensor_while_it_is_sent_is_an_error(void **state)
 {
     (void)state;
     assert_int_equal(world_processes(2, SECONDS, freed_too_early, NULL), 0);
@@ -347,7 +358,7 @@ static void ten_thousand(struct rank *me)
     }
     REQUIRE(lines_of("/proc/self/maps") <= maps + 8);
 }
-static void test_ten_thousand_messages_leave_nothing(void **state)
+static void test_ten_thousand_messages_leave_no_mappings(void **state)
 {
     (void)state;
     assert_int_equal(world_processes(2, SECONDS, ten_thousand, NULL), 0);
@@ -359,17 +370,17 @@ int test_shared_messages(void)
 {
     const struct CMUnitTest tests[] = {
 #ifndef NO_PROCESSES
-        cmocka_unit_test(test_every_placement_on_processes),
-        cmocka_unit_test(test_an_aborted_message_is_let_go_on_processes),
-        cmocka_unit_test(test_killed_peers),
-        cmocka_unit_test(test_a_freed_tensor_is_an_error),
-        cmocka_unit_test(test_ten_thousand_messages_leave_nothing),
+        cmocka_unit_test(test_bytes_are_right_for_every_placement_on_processes),
+        cmocka_unit_test(test_tensors_are_not_touched_after_an_abort_on_processes),
+        cmocka_unit_test(test_a_killed_peer_leaves_a_tensor_to_its_owner),
+        cmocka_unit_test(test_freeing_a_tensor_while_it_is_sent_is_an_error),
+        cmocka_unit_test(test_ten_thousand_messages_leave_no_mappings),
 #endif
-        cmocka_unit_test(test_every_placement_on_threads),
-        cmocka_unit_test(test_an_aborted_message_is_let_go_on_threads),
-        cmocka_unit_test(test_a_failed_message_waits_for_who_copies),
-        cmocka_unit_test(test_another_thread_tells_why_a_message_failed),
-        cmocka_unit_test(test_idle_messages_listen_soon),
+        cmocka_unit_test(test_bytes_are_right_for_every_placement_on_threads),
+        cmocka_unit_test(test_tensors_are_not_touched_after_an_abort_on_threads),
+        cmocka_unit_test(test_a_failed_message_waits_for_a_peer_that_copies),
+        cmocka_unit_test(test_another_thread_reports_why_a_message_failed),
+        cmocka_unit_test(test_a_rank_with_idle_messages_listens_for_its_bell),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

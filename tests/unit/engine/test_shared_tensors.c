@@ -1,7 +1,7 @@
-/* Results do not depend on where tensors live: every collective, with every algorithm, for every mixture of ranks whose
+/* Results do not depend on where tensors lie: every collective, with every algorithm, for every mixture of ranks whose
  * tensors are shared, private, in place or not, gives the bits that private tensors give. Inputs are overwritten and
- * memory is freed as soon as a call returns, so a peer that is late is found out. Tiles are small, so that slots are
- * used again and again. */
+ * memory is freed as soon as a call returns, so a peer that still reads them gets wrong results. Tiles are small, so
+ * that slots are used again and again. */
 #include "backend/base/settings.h"
 #include "backend/engine/comm.h"
 #include "tests/support/random.h"
@@ -17,7 +17,8 @@ enum { LARGEST_WORLD = 4, PLACEMENTS = 3 };
 enum way { APART, IN_PLACE, SHARED, SHARED_IN_PLACE, INPUT_SHARED, WAYS };
 struct test {
     const char *collective, *algorithm;
-    size_t count;                                       /* floats of one part */
+    /* The floats of one part. */
+    size_t count;
     tutti_op op;
     int root;
 };
@@ -35,8 +36,8 @@ static bool has_output(const struct test *t, int rank)
 {
     return rank == t->root || !(is(t, "reduce") || is(t, "gather"));
 }
-/* What a tensor begins with. Sums of these are rounded. Filled and compared in one go: under the sanitizer of threads
-   each look at a single element costs more than the collectives. */
+/* The contents of inputs, whose sums are rounded. Tensors are filled and compared as a whole, because under the thread
+   sanitizer each access to a single element costs more than the collectives. */
 static float values[MOST * MOST][LARGEST / 4 + MOST];
 static void values_init(void)
 {
@@ -63,7 +64,8 @@ static void area_free(struct area *a)
 {
     if (!a->at) return;
     for (int i = 0; i < GUARD; i++) REQUIRE(a->at[i] == 0xa5 && a->at[GUARD + a->bytes + (size_t)i] == 0xa5);
-    memset(a->at, 0x5a, a->bytes + 2 * GUARD);          /* whoever still reads it reads nonsense */
+    /* A peer that still reads the area gets wrong numbers. */
+    memset(a->at, 0x5a, a->bytes + 2 * GUARD);
     if (a->shared) REQUIRE(tutti_mem_free(a->at) == TUTTI_OK);
     else free(a->at);
 }
@@ -117,10 +119,11 @@ static void expect(const struct test *t, const struct rank *me, enum way way, co
     bool has_the_same_bits = false;
     REQUIRE(has_the_same_bits);
 }
-/* Expects the bits of `wanted`; NULL: returns them, to be freed. */
+/* Runs a call, and checks that its result has the bits of `wanted`. NULL: returns the result; the caller frees it. */
 static float *run(const struct test *t, const struct rank *me, enum way way, const float *wanted)
 {
-    if (way % 2 && is(t, "all_to_all")) way = (enum way)(way - 1);     /* has no in place */
+    /* An all-to-all cannot work in place. */
+    if (way % 2 && is(t, "all_to_all")) way = (enum way)(way - 1);
     struct areas b = make(t, me, way);
     tutti_request r = { .struct_size = sizeof r, .blocking = true };
     tutti_status status = start(t, me, &b, &r);
@@ -139,7 +142,7 @@ static float *run(const struct test *t, const struct rank *me, enum way way, con
 
 /* ---- every mixture ---- */
 static int power(int base, int exponent) { return exponent ? base * power(base, exponent - 1) : 1; }
-/* All mixtures, or so many of them that all ranks draw alike. */
+/* Runs all mixtures if they are at most `most`, otherwise `most` of them, which all ranks draw alike. */
 static void mixtures(const struct test *t, const struct rank *me, int most, uint64_t *random)
 {
     int all = power(WAYS, me->size);
@@ -169,7 +172,7 @@ static void every_mixture(struct rank *me)
             mixtures(&t, me, 25, &random);
         }
 }
-/* Hosts are pretended, and this algorithm is for one. */
+/* Returns whether hosts are simulated and the algorithm needs all ranks on one host. */
 static bool is_of_one_host(const char *collective, const char *algorithm)
 {
     enum collective f = ALLREDUCE;
@@ -216,7 +219,8 @@ static void uneven(struct rank *me)
                 counts[a][b] = draw % 4 == 0 ? 0 : draw / 4 % (draw % 4 == 1 ? 30000 : 100);
             }
         }
-        for (size_t q = p; q-- > 0;) {                  /* blocks in the order of falling ranks, with gaps */
+        /* The parts lie in the order of falling ranks, with gaps. */
+        for (size_t q = p; q-- > 0;) {
             send[q] = counts[me->rank][q];
             recv[q] = counts[q][me->rank];
             send_at[q] = in;
@@ -270,8 +274,8 @@ static void interleaved(struct rank *me)
     }
 }
 
-/* ---- over hosts: what is shared is not staged there ---- */
-/* Copies from tensors into slots in what this rank ran last of that collective. */
+/* ---- over hosts: shared tensors are not staged ---- */
+/* Returns the number of copies from tensors into slots in this rank's last operation of that collective. */
 static int staged_copies(const struct rank *me, enum collective collective)
 {
     const struct schedule *s = me->comm->launcher.recent[collective].program->schedule;
@@ -281,7 +285,7 @@ static int staged_copies(const struct rank *me, enum collective collective)
             copies += step_from(s, t)->buffer != SCRATCH && step_to(s, t)[d].buffer == SCRATCH;
     return copies;
 }
-/* Of the tensors of host 0 all are shared, of those of host 1 one. */
+/* All tensors of host 0 are shared, and on host 1 those of rank 2. */
 static void stages_what_is_private(struct rank *me)
 {
     static const enum collective which[] = { ALLREDUCE, REDUCE_SCATTER, ALLGATHER, ALL_TO_ALL };
@@ -293,11 +297,12 @@ static void stages_what_is_private(struct rank *me)
         REQUIRE(r->selects_late && staged_copies(me, which[k]) > 0 && !r->program->touch_count);
         run(&t, me, mine, wanted);
         REQUIRE((staged_copies(me, which[k]) == 0) == (mine == SHARED));
-        REQUIRE((r->program->touch_count > 0) == (me->rank != 2));     /* that one's only peer is private */
+        /* The tensors of rank 2's only peer are private. */
+        REQUIRE((r->program->touch_count > 0) == (me->rank != 2));
         free(wanted);
     }
 }
-static void test_what_is_shared_is_not_staged(void **state)
+static void test_shared_tensors_are_not_staged(void **state)
 {
     (void)state;
     world_threads_on("0,0,1,1", 4, NULL, stages_what_is_private, NULL);
@@ -313,7 +318,7 @@ static void test_every_algorithm_on_threads(void **state) { (void)state; on_thre
 static void test_every_operation_on_threads(void **state) { (void)state; on_threads(every_operation); }
 static void test_uneven_on_threads(void **state) { (void)state; on_threads(uneven); }
 static void test_interleaved_on_threads(void **state) { (void)state; on_threads(interleaved); }
-/* A host looks at its own tensors only, and the others need not know: who they are, and how many. */
+/* The hosts of the ranks, and the number of ranks. Each host selects late by its own tensors alone. */
 static const struct {
     const char *hosts;
     int size;
@@ -336,7 +341,7 @@ static void all_of_it(struct rank *me)
     uneven(me);
     interleaved(me);
 }
-static void test_processes(void **state)
+static void test_all_of_it_on_processes(void **state)
 {
     (void)state;
     for (int size = 2; size <= LARGEST_WORLD; size++) assert_int_equal(world_processes(size, 100, all_of_it, NULL), 0);
@@ -351,14 +356,14 @@ int test_shared_tensors(void)
 {
     const struct CMUnitTest tests[] = {
 #ifndef NO_PROCESSES
-        cmocka_unit_test(test_processes),
+        cmocka_unit_test(test_all_of_it_on_processes),
 #endif
         cmocka_unit_test(test_every_mixture_on_threads),
         cmocka_unit_test(test_every_algorithm_on_threads),
         cmocka_unit_test(test_every_operation_on_threads),
         cmocka_unit_test(test_uneven_on_threads),
         cmocka_unit_test(test_interleaved_on_threads),
-        cmocka_unit_test(test_what_is_shared_is_not_staged),
+        cmocka_unit_test(test_shared_tensors_are_not_staged),
         cmocka_unit_test(test_every_mixture_over_hosts),
         cmocka_unit_test(test_every_algorithm_over_hosts),
         cmocka_unit_test(test_every_operation_over_hosts),

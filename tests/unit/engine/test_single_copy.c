@@ -1,6 +1,6 @@
-/* Private tensors that the kernel reads where they lie (TUTTI_SINGLE_COPY=1): it happens, the bits are those of tensors
- * that go through shared memory, one rank that cannot or will not read decides for all, and what cannot be read is an
- * error that says so. The tests of shared tensors, messages and failures run once more this way. */
+/* Single copy: private tensors that the kernel reads where they lie (TUTTI_SINGLE_COPY=1). Ranks do read them, the bits
+   are those of staging, one rank that cannot or may not read decides for all, and memory that cannot be read is an
+   error with a remedy. The tests of shared tensors, messages and failures also run once more this way. */
 #include "backend/base/memory.h"
 #include "backend/base/settings.h"
 #include "backend/engine/comm.h"
@@ -10,11 +10,12 @@
 #include <sys/mman.h>
 #include <sys/prctl.h>
 
-/* Of a machine with near cores, whose kernel reads for as much as slots take. Where it takes thrice as much, all that
-   reads is predicted so high that plans win in which not every rank reads. */
+/* The parameters of a machine with near cores, whose kernel reads as fast as slots are copied. If it took three times
+   as long, plans would win in which not every rank reads. */
 static const char plain[] = "line=20,hand_over=20,near=0.01,far=0.02,one_copy=1,lost_one_copy=1";
 enum { COUNT = 600000, SECONDS = 60 };
-/* With a setting of this rank; and by parameters that let all look where tensors lie, whatever this machine does. */
+/* Makes a communicator with this setting on this rank, and with these machine parameters, by which all ranks select
+   late, whatever this machine's own parameters are. */
 static tutti_comm *group_of_way(const struct rank *me, const char *single_copy, const char *parameters)
 {
     tutti_comm *comm;
@@ -24,12 +25,13 @@ static tutti_comm *group_of_way(const struct rank *me, const char *single_copy, 
     REQUIRE(tutti_comm_split(me->comm, 0, me->rank, &comm) == TUTTI_OK);
     return comm;
 }
-/* Whether the last collective of that collective read what others have, and from other processes. */
+/* Returns whether the last operation of that collective could read private tensors of peers. */
 static bool has_read(const tutti_comm *comm, enum collective collective)
 {
     const struct program *p = comm->launcher.recent[collective].program;
     return comm->launcher.recent[collective].selects_late && p->plan->can_read_private;
 }
+/* Returns whether it read all tensors of peers from other processes. */
 static bool all_are_sources(const tutti_comm *comm, enum collective collective)
 {
     const struct program *p = comm->launcher.recent[collective].program;
@@ -66,7 +68,8 @@ static float *result(tutti_comm *comm, enum collective collective, bool in_place
     float *in = numbers(COUNT, rank), *out = calloc(COUNT, sizeof *out);
     REQUIRE(call(comm, collective, in_place, in, out) == TUTTI_OK);
     if (in_place) memcpy(out, in, COUNT * sizeof *out);
-    memset(in, 0xff, COUNT * sizeof *in);               /* whoever still reads it reads nonsense */
+    /* A peer that still reads the input gets wrong numbers. */
+    memset(in, 0xff, COUNT * sizeof *in);
     free(in);
     return out;
 }
@@ -88,14 +91,14 @@ static void same_bits(struct rank *me)
         }
     REQUIRE(tutti_comm_destroy(staged) == TUTTI_OK && tutti_comm_destroy(read) == TUTTI_OK);
 }
-static void test_same_bits(void **state)
+static void test_single_copy_gives_the_bits_of_staging(void **state)
 {
     (void)state;
     for (int size = 2; size <= 4; size++) assert_int_equal(world_processes(size, SECONDS, same_bits, NULL), 0);
 }
 
-/* ---- one that does not ---- */
-static void nobody_reads(tutti_comm *comm, int rank)
+/* ---- one rank does not read ---- */
+static void expect_no_read(tutti_comm *comm, int rank)
 {
     for (int collective = ALLREDUCE; collective < BARRIER; collective++) {
         free(result(comm, (enum collective)collective, false, rank));
@@ -105,7 +108,7 @@ static void nobody_reads(tutti_comm *comm, int rank)
 static void one_will_not(struct rank *me)
 {
     tutti_comm *comm = group_of_way(me, me->rank == 1 ? "0" : "1", plain);
-    nobody_reads(comm, me->rank);
+    expect_no_read(comm, me->rank);
     REQUIRE(tutti_comm_destroy(comm) == TUTTI_OK);
 }
 static void one_cannot(struct rank *me)
@@ -113,11 +116,11 @@ static void one_cannot(struct rank *me)
     char info[16384];
     tutti_comm *comm = group_of_way(me, "1", plain);
     if (me->rank == 1 && !forbid_reading()) _exit(77);
-    nobody_reads(comm, me->rank);
+    expect_no_read(comm, me->rank);
     REQUIRE(tutti_comm_info(comm, info, sizeof info, NULL) == TUTTI_OK);
-    const char *said = me->rank == 1 ? "the memory of rank 0 cannot be read" : "\"single_copy\": \"possible";
-    if (!strstr(info, said)) fprintf(stderr, "%.300s\n", info);
-    REQUIRE(strstr(info, said));
+    const char *text = me->rank == 1 ? "the memory of rank 0 cannot be read" : "\"single_copy\": \"possible";
+    if (!strstr(info, text)) fprintf(stderr, "%.300s\n", info);
+    REQUIRE(strstr(info, text));
     REQUIRE(tutti_comm_destroy(comm) == TUTTI_OK);
 }
 static void test_one_that_does_not_read_decides_for_all(void **state)
@@ -128,7 +131,7 @@ static void test_one_that_does_not_read_decides_for_all(void **state)
 }
 
 /* ---- memory is short once ---- */
-static void finds_out_again(struct rank *me)
+static void tries_again_after_a_failure(struct rank *me)
 {
     tutti_comm *comm = group_of_way(me, "1", plain);
     memory_fail_after(1);
@@ -141,11 +144,11 @@ static void finds_out_again(struct rank *me)
 static void test_a_failed_allocation_does_not_end_reading(void **state)
 {
     (void)state;
-    assert_int_equal(world_processes(2, SECONDS, finds_out_again, NULL), 0);
+    assert_int_equal(world_processes(2, SECONDS, tries_again_after_a_failure, NULL), 0);
 }
 
-/* ---- what cannot be read ---- */
-/* With a hole in the middle, of which the owner itself does not know. */
+/* ---- memory that cannot be read ---- */
+/* Returns memory with an unmapped page in the middle. */
 static unsigned char *with_a_hole(size_t bytes)
 {
     size_t page = (size_t)sysconf(_SC_PAGESIZE);
@@ -178,7 +181,8 @@ static void sends_a_hole(struct rank *me)
     REQUIRE(me->rank || comm->messages.has_offered);
     REQUIRE(tutti_comm_destroy(comm) == TUTTI_OK);
 }
-/* As a program does that keeps secrets. Who is root may read it all the same, so no rank stays root. */
+/* Rank 0 forbids others to read its memory, as programs with secrets do. root could read it even so, so all ranks
+   become another user. */
 static void hides(struct rank *me)
 {
     enum { BYTES = 1 << 20, NOBODY = 65534 };
@@ -190,10 +194,11 @@ static void hides(struct rank *me)
     REQUIRE(prctl(PR_SET_DUMPABLE, me->rank != 0) == 0);
     expect_unread(me, tutti_broadcast(at, at, BYTES, TUTTI_UINT8, 0, comm, NULL));
     REQUIRE(strstr(tutti_get_last_error(), "dumpable") && tutti_comm_destroy(comm) == TUTTI_OK);
-    REQUIRE(prctl(PR_SET_DUMPABLE, 1) == 0);            /* for the leak sanitizer */
+    /* The leak sanitizer needs this. */
+    REQUIRE(prctl(PR_SET_DUMPABLE, 1) == 0);
     free(at);
 }
-static void test_what_cannot_be_read_is_an_error(void **state)
+static void test_memory_that_cannot_be_read_is_an_error(void **state)
 {
     (void)state;
     if (geteuid() == 0) assert_int_equal(world_processes(2, SECONDS, hides, NULL), 0);
@@ -202,8 +207,8 @@ static void test_what_cannot_be_read_is_an_error(void **state)
 }
 
 /* ---- when it pays ---- */
-/* With the parameters of a machine on which two copies cost twice as much as one it is chosen; with those of a machine
-   whose kernel copies slowly it is not. */
+/* Single copy is chosen with the parameters of a machine on which two copies cost twice as much as one, and not with
+   those of a machine whose kernel copies slowly. */
 static void by_machine_parameters(struct rank *me)
 {
     const char *const parameters[] = {
@@ -227,7 +232,7 @@ static void by_machine_parameters(struct rank *me)
         REQUIRE(tutti_comm_destroy(comm) == TUTTI_OK);
     }
 }
-static void test_parameters_choose_it(void **state)
+static void test_machine_parameters_choose_single_copy(void **state)
 {
     (void)state;
     assert_int_equal(world_processes(2, SECONDS, by_machine_parameters, NULL), 0);
@@ -237,11 +242,11 @@ unit_function test_single_copy;
 int test_single_copy(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_same_bits),
+        cmocka_unit_test(test_single_copy_gives_the_bits_of_staging),
         cmocka_unit_test(test_one_that_does_not_read_decides_for_all),
         cmocka_unit_test(test_a_failed_allocation_does_not_end_reading),
-        cmocka_unit_test(test_what_cannot_be_read_is_an_error),
-        cmocka_unit_test(test_parameters_choose_it),
+        cmocka_unit_test(test_memory_that_cannot_be_read_is_an_error),
+        cmocka_unit_test(test_machine_parameters_choose_single_copy),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

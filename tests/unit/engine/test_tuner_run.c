@@ -1,24 +1,25 @@
-/* Operations of which another choice runs every few calls, whatever it costs (TUTTI_TUNER=2): results are those of
-   always, on private and on shared tensors, among small one-sided operations in which ranks are apart. Who asks for an
-   algorithm alone has it, and is told if it comes too late for that. */
+/* Operations for which another choice runs every few calls, whatever it costs (TUTTI_TUNER=2). Results do not change,
+   on private and on shared tensors, among small one-sided operations in which ranks run ahead. A rank that alone sets
+   an algorithm gets it, or an error if a candidate runs already. */
 #include "backend/engine/comm.h"
 #include "tests/support/random.h"
 #include "tests/support/unit.h"
 #include "tests/support/world.h"
 
+/* How many late selections on shared tensors there must be. 300 calls do not reach all variants. */
 #ifdef FEW
-enum { CALLS = 300, LOOKS = 0 };                        /* too few to come to all variants */
+enum { CALLS = 300, LATE_SELECTIONS = 0 };
 #else
-enum { CALLS = 3000, LOOKS = 1 };
+enum { CALLS = 3000, LATE_SELECTIONS = 1 };
 #endif
 enum { MOST_RANKS = 4, MOST_FLOATS = 1 << 16, DIFFERENT = 10 };
 enum what { SUM, SCATTERED_SUM, GATHERED, EXCHANGED, TO_ROOT, FROM_ROOT };
 static const struct kind {
     enum what what;
+    /* The size of one rank's part. */
     size_t floats;
     int root;
 } kinds[] = {
-    /* floats of one rank's part */
     { SUM, 1 << 11, 0 },
     { SUM, 50000, 0 },
     { SUM, 16, 0 },
@@ -36,7 +37,7 @@ static const struct kind {
 enum { KINDS = sizeof kinds / sizeof *kinds };
 
 static float value(int call, int rank, size_t i) { return (float)((call * 7 + rank * 31 + (int)(i % 97)) % 1000); }
-/* The result of one rank at index i; of FROM_ROOT all have it, of TO_ROOT the root. */
+/* Returns element i of a rank's result. All ranks have a result of FROM_ROOT, and only the root has one of TO_ROOT. */
 static float expected(const struct kind *k, int call, int rank, int size, size_t i)
 {
     float sum = 0;
@@ -73,22 +74,24 @@ static void call(struct rank *me, int number, const struct kind *k, float *in, f
     for (size_t i = 0; i < parts(k, me->size, true); i += i % 64 == 63 ? 257 : 1)
         REQUIRE(out[i] == expected(k, number, me->rank, me->size, i));
 }
-struct seen { uint32_t code[DIFFERENT]; int count, looked[2]; };        /* at private tensors, at shared ones */
+/* The codes of the choices that ran, and the numbers of late selections on private and on shared tensors. */
+struct seen { uint32_t code[DIFFERENT]; int count, late[2]; };
 static void seen_add_code(struct seen *s, uint32_t code)
 {
     for (int i = 0; i < s->count; i++)
         if (s->code[i] == code) return;
     if (s->count < DIFFERENT) s->code[s->count++] = code;
 }
-struct expected_calls { int different; bool look; };    /* look: some, although that is not cheap */
-/* What it sees is where all tensors lie. */
+/* different: the number of choices that run. late: some calls select late although that costs more. */
+struct expected_calls { int different; bool late; };
+/* Counts a late selection, which must know where all tensors lie. */
 static void seen_add_late(struct seen *s, const struct rank *me, bool shared)
 {
     const struct launcher *l = &me->comm->launcher;
-    s->looked[shared]++;
+    s->late[shared]++;
     REQUIRE(l->recent[l->last.collective].shared[0] == (shared ? (1u << me->size) - 1 : 0));
 }
-/* Large ones with two kinds of tensors in turns: a few hundred calls each. */
+/* Makes calls of random kinds, in turns 250 on private and 250 on shared tensors. */
 static void calls_main(struct rank *me)
 {
     static const size_t bytes = MOST_RANKS * MOST_FLOATS * sizeof(float);
@@ -99,7 +102,8 @@ static void calls_main(struct rank *me)
     REQUIRE(tutti_mem_alloc(&tensors[2], bytes) == TUTTI_OK && tutti_mem_alloc(&tensors[3], bytes) == TUTTI_OK);
     for (int number = 0; number < CALLS; number++) {
         uint64_t draw = random_next(&seed);
-        int shared = number / 250 % 2 * 2, rows = draw % 64 == 0 ? 20 : 1;     /* now and then many of one kind */
+        /* Now and then there are many calls of one kind. */
+        int shared = number / 250 % 2 * 2, rows = draw % 64 == 0 ? 20 : 1;
         const struct kind *k = &kinds[draw / 64 % KINDS];
         if (k->root >= me->size) continue;
         for (int i = 0; i < rows; i++) call(me, number, k, tensors[shared], tensors[shared + 1]);
@@ -108,24 +112,25 @@ static void calls_main(struct rank *me)
     }
     const struct expected_calls *expected_calls = me->context;
     REQUIRE(seen.count == expected_calls->different);
-    REQUIRE(!expected_calls->look || (seen.looked[1] >= LOOKS && seen.looked[0] <= seen.looked[1]));
+    REQUIRE(!expected_calls->late || (seen.late[1] >= LATE_SELECTIONS && seen.late[0] <= seen.late[1]));
     free(tensors[0]);
     free(tensors[1]);
     tutti_mem_free(tensors[2]);
     tutti_mem_free(tensors[3]);
 }
-static void results_are_those_of_always(void **state)
+static void test_candidates_change_no_result(void **state)
 {
-    struct expected_calls some = { DIFFERENT, false }, look = { DIFFERENT, true };
+    struct expected_calls some = { DIFFERENT, false }, late = { DIFFERENT, true };
     (void)state;
     world_set("TUTTI_TUNER", "2");
     for (int size = 2; size <= MOST_RANKS; size++) world_threads(size, NULL, calls_main, &some);
-    world_set("TUTTI_MACHINE", "line=300");             /* as of cores so far apart that few calls look by cost */
-    world_threads(2, NULL, calls_main, &look);
+    /* Cores are so far apart that few calls select late by cost. */
+    world_set("TUTTI_MACHINE", "line=300");
+    world_threads(2, NULL, calls_main, &late);
     world_set("TUTTI_MACHINE", NULL);
     world_set("TUTTI_TUNER", NULL);
 }
-static void nothing_is_tried_if_it_is_off(void **state)
+static void test_no_candidate_runs_if_the_tuner_is_off(void **state)
 {
     struct expected_calls nothing = { 1, false };
     (void)state;
@@ -133,8 +138,8 @@ static void nothing_is_tried_if_it_is_off(void **state)
     world_threads(2, NULL, calls_main, &nothing);
     world_set("TUTTI_TUNER", NULL);
 }
-/* All say when they begin and end, and so blocks come to an end: of four kinds in turns; of calls in which who only
-   sends is ahead (4 KiB to the root, which decides). */
+/* All ranks record when they begin and end calls, so that blocks of A/B tests end: in calls of four kinds in turns, and
+   in calls in which ranks that only send run ahead (4 KiB to the root, which is the decider). */
 static void timed_main(struct rank *me)
 {
     static const struct kind four[] = { { SUM, 4000, 0 }, { GATHERED, 4000, 0 }, { EXCHANGED, 4000, 0 },
@@ -154,7 +159,7 @@ static void timed_main(struct rank *me)
     free(in);
     free(out);
 }
-static void what_is_tried_is_timed_by_all(void **state)
+static void test_all_ranks_time_candidates(void **state)
 {
     (void)state;
     world_set("TUTTI_TUNER", "1");
@@ -168,7 +173,7 @@ static void alarm_raise(struct tuner *tuner)
         (struct watch){ .usual_ns = 1, .learned = WATCH_SAMPLES, .slow = WATCH_SLOW_CALLS, .level_ns = 1e12 };
     tuner->survey.next_call = 0;
 }
-/* Surveys one after another, in calls in which all ranks meet and in calls in which some only send. */
+/* Runs one survey after another, in calls in which all ranks meet and in calls in which some only send. */
 static void surveys_main(struct rank *me)
 {
     static const struct kind four[] = { { SUM, 50000, 0 }, { TO_ROOT, 20000, 1 }, { FROM_ROOT, 1024, 0 },
@@ -177,7 +182,8 @@ static void surveys_main(struct rank *me)
     size_t bytes = MOST_RANKS * 50000 * sizeof(float);
     float *in = malloc(bytes), *out = malloc(bytes);
     REQUIRE(in && out);
-    me->comm->launcher.tuners.mode = TUNER_ON;          /* also if ranks share cores */
+    /* The tuner runs even if ranks share cores. */
+    me->comm->launcher.tuners.mode = TUNER_ON;
     for (int k = 0; k < 4; k++) {
         uint64_t surveys = 0, last = 0;
         for (int number = 0; number < 600; number++) {
@@ -193,12 +199,13 @@ static void surveys_main(struct rank *me)
     free(in);
     free(out);
 }
-static void surveys_change_no_result(void **state)
+static void test_surveys_change_no_result(void **state)
 {
     (void)state;
     world_set("TUTTI_TUNER", "1");
     for (int size = 2; size <= MOST_RANKS; size++) world_threads(size, NULL, surveys_main, NULL);
-    world_set("TUTTI_MACHINE", "line=3000");            /* so that no small call looks where tensors lie */
+    /* With this parameter no small call selects late. */
+    world_set("TUTTI_MACHINE", "line=3000");
     world_threads(3, NULL, surveys_main, NULL);
     world_set("TUTTI_MACHINE", NULL);
     world_set("TUTTI_TUNER", NULL);
@@ -210,7 +217,7 @@ static const char *predicted_for(struct rank *me, const struct kind *sum)
     REQUIRE(launch_predict_cost(me->comm, &q, false, &predicted) == TUTTI_OK);
     return predicted.algorithm->name;
 }
-/* One rank asks for what all would have taken: the others try nothing in its place. */
+/* One rank sets the algorithm that all ranks would run anyway. No candidate runs in its place. */
 static void asker_main(struct rank *me)
 {
     const struct kind sum = { SUM, 50000, 0 };
@@ -225,14 +232,14 @@ static void asker_main(struct rank *me)
     free(in);
     free(out);
 }
-static void who_asks_alone_is_left_alone(void **state)
+static void test_an_algorithm_set_on_one_rank_keeps_candidates_away(void **state)
 {
     (void)state;
     world_set("TUTTI_TUNER", "2");
     world_threads(3, NULL, asker_main, NULL);
     world_set("TUTTI_TUNER", NULL);
 }
-/* When others already try something else, it is a disagreement, and the words say about what. */
+/* One rank sets an algorithm while a candidate runs. This is a disagreement, and the error names the tuner. */
 static void late_asker_main(struct rank *me)
 {
     const struct kind sum = { SUM, 50000, 0 };
@@ -252,7 +259,7 @@ static void late_asker_main(struct rank *me)
     free(in);
     free(out);
 }
-static void who_asks_late_is_told(void **state)
+static void test_an_algorithm_set_on_one_rank_during_a_test_is_an_error(void **state)
 {
     (void)state;
     world_set("TUTTI_TUNER", "2");
@@ -263,12 +270,12 @@ unit_function test_tuner_run;
 int test_tuner_run(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(results_are_those_of_always),
-        cmocka_unit_test(nothing_is_tried_if_it_is_off),
-        cmocka_unit_test(what_is_tried_is_timed_by_all),
-        cmocka_unit_test(surveys_change_no_result),
-        cmocka_unit_test(who_asks_alone_is_left_alone),
-        cmocka_unit_test(who_asks_late_is_told),
+        cmocka_unit_test(test_candidates_change_no_result),
+        cmocka_unit_test(test_no_candidate_runs_if_the_tuner_is_off),
+        cmocka_unit_test(test_all_ranks_time_candidates),
+        cmocka_unit_test(test_surveys_change_no_result),
+        cmocka_unit_test(test_an_algorithm_set_on_one_rank_keeps_candidates_away),
+        cmocka_unit_test(test_an_algorithm_set_on_one_rank_during_a_test_is_an_error),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

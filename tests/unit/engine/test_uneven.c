@@ -1,5 +1,5 @@
 /* all_gather_v and reduce_scatter_v against their definitions: any counts, with gaps between parts, in place or not,
-   private or shared, by every algorithm; and what is refused or fails. */
+   private or shared, by every algorithm; and calls that are refused or fail. */
 #include "backend/base/settings.h"
 #include "backend/collectives/collectives.h"
 #include "tests/support/unit.h"
@@ -21,7 +21,8 @@ static int64_t value(int rank, int part, size_t i)
 {
     return (int64_t)((i * 7 + (size_t)part * 31) % 1000) * (rank + 1);
 }
-/* Parts in the order of the ranks or against it, by rank: offsets are each rank's own affair. */
+/* Places the parts in the order of the ranks or in the reverse order. Each rank chooses its own offsets. Returns the
+   elements of all parts and gaps. */
 static size_t place(const size_t *counts, int size, bool backwards, size_t *offsets)
 {
     size_t at = GAP;
@@ -71,7 +72,8 @@ static void gather(const struct test *t)
     for (int q = 0; q < me->size; q++, written += t->counts[q - 1])
         for (size_t i = 0; i < t->counts[q]; i++) REQUIRE(b.all[offsets[q] + i] == value(q, 0, i));
     for (size_t i = 0; i < all; i++) kept += b.all[i] == -1;
-    REQUIRE(kept == all - written);                     /* what lies between parts is nobody's to write */
+    /* Gaps between parts are not written. */
+    REQUIRE(kept == all - written);
     unmake(t->way, b);
 }
 static int64_t wanted(tutti_op op, const struct rank *me, size_t i)
@@ -104,14 +106,14 @@ static void every_case(struct rank *me, const char *collective, const char *algo
 {
     for (int c = 0; c < CASES; c++)
         for (int way = 0; way < WAYS; way++) {
-            /* ranks need not agree about where their tensors lie, nor how they wait */
+            /* Ranks may differ in where their tensors lie, and in how they wait. */
             struct test t = { me, algorithm, cases[c], (enum way)((way + me->rank * (c % 2)) % WAYS),
                 (c + way + me->rank) % 3 == 0 };
             if (collective[0] == 'a') gather(&t);
             else scatter(&t, (tutti_op[]){ TUTTI_SUM, TUTTI_MAX, TUTTI_AVG }[(c + way) % 3]);
         }
 }
-/* Hosts are pretended, and this algorithm is for one. */
+/* Returns whether hosts are simulated and the algorithm needs all ranks on one host. */
 static bool is_of_one_host(const char *collective, const char *name)
 {
     enum collective f = collective[0] == 'a' ? ALLGATHER : REDUCE_SCATTER;
@@ -128,7 +130,8 @@ static void all_algorithms(struct rank *me)
 }
 
 /* ---- over hosts ---- */
-static void exchange(struct rank *me)                   /* rank r sends 3 * r + q elements to rank q */
+/* Rank r sends 3 * r + q elements to rank q. */
+static void exchange(struct rank *me)
 {
     size_t sent[MOST], received[MOST], from[MOST], to[MOST], out = 0, in = 0;
     int64_t input[8 * MOST * MOST], output[8 * MOST * MOST];
@@ -177,7 +180,7 @@ static void test_results_on_processes(void **state)
     world_pretend("");
 }
 #endif
-/* Each brings its rank + 1 times 0.5, whatever the counts. */
+/* Each rank contributes (rank + 1) * 0.5. */
 static void premultiplied(struct rank *me)
 {
     size_t counts[3] = { 2, 0, 5 }, offsets[3] = { 0, 2, 2 };
@@ -188,7 +191,7 @@ static void premultiplied(struct rank *me)
         == TUTTI_OK);
     for (size_t i = 0; i < 5; i++) REQUIRE(recv[i] == (i < counts[me->rank] ? 3.f : 0.f));
 }
-static void test_premultiplied(void **state)
+static void test_a_premultiplied_sum_uses_the_factor(void **state)
 {
     (void)state;
     world_threads(3, NULL, premultiplied, NULL);
@@ -256,7 +259,7 @@ static void test_counts_that_differ_fail_on_all_ranks(void **state)
     static const bool both[] = { true, false };
     for (int i = 0; i < 2; i++) world_threads(3, NULL, disagree, (void *)(uintptr_t)&both[i]);
 }
-/* Other hosts see only that the counts are others; messages of such calls never meet. */
+/* Other hosts know only a digest of the counts. Messages of calls with different counts never meet. */
 static void disagree_with_another_host(struct rank *me)
 {
     static _Thread_local int32_t one[64], all[64];
@@ -274,7 +277,7 @@ static void test_counts_that_differ_between_hosts_fail_on_all(void **state)
     for (int i = 0; i < 2; i++)
         world_threads_on("0,0,1", 3, NULL, disagree_with_another_host, (void *)(uintptr_t)&both[i]);
 }
-/* One rank takes them for even, and another reduces otherwise. */
+/* One rank makes a call with even counts. Then one rank reduces with another operation. */
 static void disagree_otherwise(struct rank *me)
 {
     static _Thread_local float one[8], all[16];
@@ -293,7 +296,7 @@ static void disagree_otherwise(struct rank *me)
     SAYS("reduce_scatter(uneven counts, float32, sum)");
     SAYS("reduce_scatter(uneven counts, float32, max)");
 }
-static void test_uneven_and_even_are_not_the_same(void **state)
+static void test_even_and_uneven_calls_do_not_match(void **state)
 {
     (void)state;
     world_threads(2, NULL, disagree_otherwise, NULL);
@@ -307,11 +310,11 @@ int test_uneven(void)
 #ifndef NO_PROCESSES
         cmocka_unit_test(test_results_on_processes),
 #endif
-        cmocka_unit_test(test_premultiplied),
+        cmocka_unit_test(test_a_premultiplied_sum_uses_the_factor),
         cmocka_unit_test(test_wrong_arguments_are_refused),
         cmocka_unit_test(test_counts_that_differ_fail_on_all_ranks),
         cmocka_unit_test(test_counts_that_differ_between_hosts_fail_on_all),
-        cmocka_unit_test(test_uneven_and_even_are_not_the_same),
+        cmocka_unit_test(test_even_and_uneven_calls_do_not_match),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,11 +1,11 @@
-/* Programs and libraries of different versions: what the sizes at the beginning of the public structs are for, and the
-   room in an id. */
+/* Programs and libraries of different versions: the size at the beginning of each public struct, the offsets of its
+   members, and the check of unique ids. */
 #include "tests/support/unit.h"
 #include "tests/support/world.h"
 
 #define SAYS(text) assert_non_null(strstr(tutti_get_last_error(), text))
 
-/* What compiled programs rely on: members are added, but none moves. */
+/* Compiled programs rely on the offsets of members. Later versions add members at the end. */
 static void test_members_stay_where_they_are(void **state)
 {
     (void)state;
@@ -34,8 +34,9 @@ static void test_members_stay_where_they_are(void **state)
     assert_int_equal(offsetof(tutti_request, sequence), 56);
     assert_int_equal(offsetof(tutti_request, reserved), 64);
     assert_int_equal(TUTTI_REQUEST_ROOM_BYTES, 1024);
-    assert_int_equal(offsetof(tutti_request, queue), 1088);            /* here the first version ended */
-    assert_int_equal(offsetof(tutti_request, label), 1096);            /* and here the second */
+    /* The first version of the struct ended before `queue`, the second before `label`. */
+    assert_int_equal(offsetof(tutti_request, queue), 1088);
+    assert_int_equal(offsetof(tutti_request, label), 1096);
     assert_int_equal(offsetof(tutti_prediction, struct_size), 0);
     assert_int_equal(offsetof(tutti_prediction, algorithm), 8);
     assert_int_equal(offsetof(tutti_prediction, ns), 16);
@@ -51,12 +52,13 @@ static void check_refused(const tutti_config *config, const char *text)
     SAYS(text);
     assert_null(comm);
 }
-static void test_a_config_of_no_known_size_is_refused(void **state)
+static void test_a_config_of_unknown_size_is_refused(void **state)
 {
     (void)state;
     tutti_config config = { .size = 1 };
     check_refused(&config, "tutti_config.struct_size is 0: initialize it with TUTTI_CONFIG_INIT");
-    config.struct_size = 15;                            /* not even the number of ranks is in it */
+    /* A struct of this size does not have the number of ranks. */
+    config.struct_size = 15;
     check_refused(&config, "tutti_config.struct_size is 15, but every version of it has at least 16 bytes");
     config.struct_size = sizeof config + 8;
     char text[64];
@@ -65,7 +67,7 @@ static void test_a_config_of_no_known_size_is_refused(void **state)
     check_refused(&config, text);
     SAYS("compiled for a later version");
 }
-/* Of memory that is not the struct's nothing is read: asan looks, too. */
+/* The library reads only the bytes that struct_size gives. The address sanitizer checks this too. */
 static void test_a_config_of_an_older_program_is_read_as_far_as_it_goes(void **state)
 {
     (void)state;
@@ -79,7 +81,8 @@ static void test_a_config_of_an_older_program_is_read_as_far_as_it_goes(void **s
     assert_int_equal(tutti_all_reduce(&x, &x, 1, TUTTI_FLOAT32, TUTTI_SUM, comm, NULL), TUTTI_OK);
     assert_int_equal(tutti_comm_destroy(comm), TUTTI_OK);
 }
-/* The ranks must stay together: whatever one of them refuses, no other has heard of. */
+/* Each rank refuses other requests, and the all-reduce after them still matches: a refused request is sent to no other
+   rank. */
 static void refuse_requests(struct rank *me)
 {
     const struct {
@@ -102,7 +105,7 @@ static void refuse_requests(struct rank *me)
     }
     REQUIRE(tutti_all_reduce(&x, &x, 1, TUTTI_FLOAT32, TUTTI_SUM, me->comm, NULL) == TUTTI_OK && x == 2);
 }
-/* What lies behind an older program's request is not the library's to read: here it would be taken for a queue. */
+/* The library does not read behind an older program's request. Here the memory behind it looks like a queue. */
 static void use_an_older_request(struct rank *me)
 {
     float x = 1;
@@ -119,7 +122,7 @@ static void test_a_request_of_an_older_program_is_read_as_far_as_it_goes(void **
     (void)state;
     world_threads(2, NULL, use_an_older_request, NULL);
 }
-static void test_a_request_of_no_known_size_is_refused(void **state)
+static void test_a_request_of_unknown_size_is_refused(void **state)
 {
     (void)state;
     world_threads(2, NULL, refuse_requests, NULL);
@@ -128,7 +131,8 @@ static void test_a_request_of_no_known_size_is_refused(void **state)
 static void check_id_refused(const tutti_unique_id *id, const char *text)
 {
     tutti_comm *comm = NULL;
-    for (int rank = 0; rank < 2; rank++) {              /* and none of them waits for the other */
+    /* No rank waits for the other. */
+    for (int rank = 0; rank < 2; rank++) {
         assert_int_equal(tutti_comm_init_rank(&comm, 2, *id, rank), TUTTI_INVALID_ARGUMENT);
         SAYS(text);
         assert_null(comm);
@@ -155,9 +159,9 @@ int test_versions(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_members_stay_where_they_are),
-        cmocka_unit_test(test_a_config_of_no_known_size_is_refused),
+        cmocka_unit_test(test_a_config_of_unknown_size_is_refused),
         cmocka_unit_test(test_a_config_of_an_older_program_is_read_as_far_as_it_goes),
-        cmocka_unit_test(test_a_request_of_no_known_size_is_refused),
+        cmocka_unit_test(test_a_request_of_unknown_size_is_refused),
         cmocka_unit_test(test_a_request_of_an_older_program_is_read_as_far_as_it_goes),
         cmocka_unit_test(test_an_id_has_128_bytes_and_is_checked),
     };

@@ -227,13 +227,13 @@ static void test_forbidden_memory_is_not_touched(void **state)
         table_close(&s.t);
     }
 }
-/* Cancels the send of rank 0 or the receive of rank 1 after 0 to 6 polls. Afterwards no rank uses the transfer or its
-   memory, and the next message arrives whole. */
+/* Cancels the send of rank 0 or the receive of rank 1 after 0 to 6 polls; the receive after 1 at least, when it has met
+   the send. Afterwards no rank uses the transfer or its memory, and the next message arrives whole. */
 static void test_a_cancelled_transfer_is_not_touched(void **state)
 {
     (void)state;
     for (unsigned reachable = 1; reachable <= BOTH; reachable++)
-        for (int rank = 0; rank < 2; rank++)            /* A receive has met the send after one poll. */
+        for (int rank = 0; rank < 2; rank++)
             for (int stage = rank; stage < 7; stage++) {
                 struct scene s;
                 scene_open(&s, reachable, MOST);

@@ -123,8 +123,7 @@ static void test_noise_in_shared_memory_is_survived(void **state)
 }
 
 /* ---- refusals ---- */
-/* Refuses each reservation in turn. The transfer that needs it fails with NO_MEMORY, and no rank accesses the memory.
-   */
+/* Refuses each reservation in turn. The transfer that needs it fails with NO_MEMORY. No rank accesses the memory. */
 static void test_a_refused_reservation_is_an_error(void **state)
 {
     (void)state;
