@@ -1,12 +1,14 @@
-"""When the next forward pass can begin, and how long a step is, with steps that are ahead and with steps that are not.
+"""Measures how soon after a backward pass the next forward pass can begin, and how long a step is, with async steps
+(ahead=True) and without.
 
     script/hosts 2 --rate 1gbit -- tests/bench/bench_ahead.py
 
-The model is a row of layers that take their time and no core, as a GPU's do, on two hosts whose link is limited, so
-only the waiting is measured. Beside each figure stands a prediction from the bytes, the rate and the times of the
-layers: sums and slices one after the other, in the order in which they are ready (not ahead), or those of the earliest
-layer first (ahead). The rate is that of a large all-reduce in the same run. --backward gives the time of the backward
-pass, as a multiple of the time that the sums of a step take.
+Each layer of the model sleeps instead of computing, so it takes time but no core, as on a GPU. The rate of the link
+between the two hosts is limited, so the figures show waiting only. Beside each figure stands a prediction from the
+bytes, the rate and the times of the layers. It assumes that the link transfers sums and slices one after the other: in
+the order in which they are ready (not ahead), or those of the earliest layer first (ahead). The rate is that of a large
+all-reduce in the same run. --backward gives the time of the backward pass, as a multiple of the time that the sums of a
+step take.
 """
 import argparse
 import statistics
@@ -50,7 +52,8 @@ class Training:
         self.model, self.optimizer = torch_tutti.zero.shard(model, torch.optim.SGD(model.parameters(), lr=0.1),
                                                             stage=options.stage, ahead=ahead, buffers=options.layers)
         self.began = 0.0
-        self.layers[0].register_forward_pre_hook(self.note)            # after the one that waits
+        # zero's own hook of the layer runs first: it waits for the updated parameters.
+        self.layers[0].register_forward_pre_hook(self.note)
 
     def note(self, *_):
         self.began = time.perf_counter()
@@ -78,11 +81,14 @@ class Training:
 def predicted(options, bytes_per_s, forward_s, backward_s, ahead):
     """Returns the two times of Training.run, predicted for a link that transfers one thing at a time."""
     layers, hosts = range(options.layers), dist.get_world_size()
-    one_s = options.elements * 4 * (hosts - 1) / hosts / bytes_per_s    # a sum, or a gathering, of one layer
-    left = dict.fromkeys(layers, one_s)                 # of sums
+    # The seconds that the link needs for the sum of one layer, and as many for the gathering of its slices.
+    one_s = options.elements * 4 * (hosts - 1) / hosts / bytes_per_s
+    # By layer: the seconds of its sum that the link has not transferred yet, and when its gradient is ready.
+    left = dict.fromkeys(layers, one_s)
     come = {layer: backward_s * (options.layers - layer) for layer in layers}
     now, whole_backward = 0.0, backward_s * options.layers
-    while now < whole_backward:                         # the link works while the backward pass runs
+    # The link transfers sums while the backward pass runs.
+    while now < whole_backward:
         there = [layer for layer in layers if come[layer] <= now and left[layer] > 0]
         later = min((c for c in come.values() if c > now), default=whole_backward)
         chosen = (min if ahead else max)(there, default=None)
@@ -90,7 +96,8 @@ def predicted(options, bytes_per_s, forward_s, backward_s, ahead):
         if there:
             left[chosen] -= worked
         now += worked
-    now = 0.0                                           # from the end of the backward pass
+    # From here on, times count from the end of the backward pass.
+    now = 0.0
     if not ahead:
         start = sum(left.values()) + one_s * options.layers
         return start, start + options.layers * (forward_s + backward_s)
@@ -105,7 +112,7 @@ def predicted(options, bytes_per_s, forward_s, backward_s, ahead):
 
 
 def rate_of_link():
-    """Bytes a second that a host sends, from an all-reduce."""
+    """Returns the bytes that a host sends in a second, measured by all-reduces."""
     data, hosts = torch.ones(4 << 20), dist.get_world_size()
     seconds = []
     for _ in range(3):
@@ -119,7 +126,7 @@ def rate_of_link():
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--layers", type=int, default=12)
-    parser.add_argument("--elements", type=int, default=2 << 20, help="of a layer, float32")
+    parser.add_argument("--elements", type=int, default=2 << 20, help="float32 elements of a layer")
     parser.add_argument("--stage", type=int, default=3)
     parser.add_argument("--steps", type=int, default=8)
     parser.add_argument("--backward", type=float, nargs="+", default=[0.5, 1.0, 2.0])
@@ -139,10 +146,10 @@ def main() -> None:
             for layer in training.layers:
                 layer.forward_s, layer.backward_s = backward_s / 2, backward_s
             starts, lengths = training.run(options.steps, 2)
-            told = predicted(options, rate, backward_s / 2, backward_s, name == "ahead")
+            expected = predicted(options, rate, backward_s / 2, backward_s, name == "ahead")
             if dist.get_rank() == 0:
-                print(f"{share:>9} {name:<10} {statistics.median(starts) * 1e3:>19.0f} {told[0] * 1e3:>10.0f} "
-                      f"{statistics.median(lengths) * 1e3:>7.0f} {told[1] * 1e3:>10.0f}", flush=True)
+                print(f"{share:>9} {name:<10} {statistics.median(starts) * 1e3:>19.0f} {expected[0] * 1e3:>10.0f} "
+                      f"{statistics.median(lengths) * 1e3:>7.0f} {expected[1] * 1e3:>10.0f}", flush=True)
     dist.destroy_process_group()
 
 

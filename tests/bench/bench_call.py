@@ -18,19 +18,22 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-import torch.testing._internal.distributed.fake_pg                 # registers the backend "fake"
+import torch.testing._internal.distributed.fake_pg
 
 import torch_tutti
 
+# The import of fake_pg registers the backend "fake".
 CPU = torch.device("cpu")
 Forms = dict[str, Callable[[], object]]
-# form: what it may cost in µs, over the backend that does nothing or, of the fast path, in all
+# The goals, in µs by form: what a call may cost more than on the fake backend, and what a call of the fast path may
+# cost in all.
 OVER_NOTHING = {"sync": 1.5, "async": 8.0}
 IN_ALL = {"fast": 1.5, "shortest": 1.5}
 
 
 def forms_of(name: str, group: dist.ProcessGroup, tensor: torch.Tensor) -> Forms:
-    """The ways to call all_reduce on a group; the fast ones reuse options and skip torch's Python and dispatcher."""
+    """Returns the ways to call all_reduce on a group, by name. The fast ones reuse options and skip torch's Python and
+    dispatcher."""
     backend, tensors = group._get_backend(CPU), [tensor]
     options, later = dist.AllreduceOptions(), dist.AllreduceOptions()
     options.asyncOp = False
@@ -44,7 +47,7 @@ def forms_of(name: str, group: dist.ProcessGroup, tensor: torch.Tensor) -> Forms
 
 
 def batch(call: Callable[[], object], calls: int) -> list[int]:
-    """Nanoseconds of each call, with the clock and the loop."""
+    """Returns the nanoseconds of each call, including those of the clock and the loop."""
     now, stamps = time.perf_counter_ns, []
     stamp = stamps.append
     for _ in range(calls):
@@ -55,7 +58,7 @@ def batch(call: Callable[[], object], calls: int) -> list[int]:
 
 
 def measure(forms: Forms, turns: int, calls: int) -> dict[str, list[list[int]]]:
-    """The batches of each form; the first turn only warms up."""
+    """Returns the batches of each form. The first turn only warms up."""
     batches: dict[str, list[list[int]]] = {form: [] for form in forms}
     gc.disable()
     for turn in range(turns + 1):
@@ -69,15 +72,15 @@ def measure(forms: Forms, turns: int, calls: int) -> dict[str, list[list[int]]]:
 
 
 def on_slower_rank(nanoseconds: float) -> float:
-    """Microseconds."""
+    """Returns the larger time of both ranks, in microseconds."""
     slowest = torch.tensor([nanoseconds / 1000])
     dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
     return slowest.item()
 
 
 def summary(batches: list[list[int]], nothing: float) -> tuple[float, float, float]:
-    """Microseconds on the slower rank: the median of the medians, the best batch's median, and what one call in a
-    hundred exceeds."""
+    """Returns microseconds on the slower rank: the median of the batches' medians, the best batch's median, and the
+    99th percentile of all calls. nothing: the nanoseconds of an empty call, which are subtracted."""
     medians = [statistics.median(taken) - nothing for taken in batches]
     every = sorted(value for taken in batches for value in taken)
     return (on_slower_rank(statistics.median(medians)), on_slower_rank(min(medians)),
@@ -85,7 +88,7 @@ def summary(batches: list[list[int]], nothing: float) -> tuple[float, float, flo
 
 
 def verdict(name: str, figures: dict[str, tuple[float, float, float]]) -> str:
-    """How far the form is from its goal."""
+    """Returns as text how far the form is from its goal, or "" if it has no goal."""
     backend, _, form = name.partition(" ")
     if backend != "tutti" or form not in (*OVER_NOTHING, *IN_ALL):
         return ""
@@ -108,7 +111,7 @@ def report(figures: dict[str, tuple[float, float, float]], nothing: float) -> No
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--turns", type=int, default=100)
-    parser.add_argument("--calls", type=int, default=200, help="in a batch")
+    parser.add_argument("--calls", type=int, default=200, help="calls of a batch")
     parser.add_argument("--json", type=Path, help="also write what was measured into this file")
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -118,7 +121,8 @@ def main() -> None:
     group, fake, tensor = dist.group.WORLD, dist.new_group(backend="fake"), torch.ones(2)
     dist.all_reduce(tensor, group=fake)
     assert tensor.tolist() == [1, 1], "the fake backend is expected to do nothing"
-    tensor.zero_()                                      # sums of zeros stay zeros, however often they are summed
+    # Sums of zeros stay zeros, however many calls sum them.
+    tensor.zero_()
     forms = {"nothing": lambda: None, **forms_of("fake", fake, tensor), **forms_of("tutti", group, tensor)}
     if hasattr(torch_tutti, "all_reduce"):
         forms["tutti shortest"] = lambda: torch_tutti.all_reduce(tensor)

@@ -1,6 +1,7 @@
-/* Speed of packing and unpacking, one line per form: the time as a multiple of a memcpy of the same numbers, measured
- * next to it, on the instruction set in use (TUTTI_ISA does not matter here; an argument names another). Packing reads
- * gradients and what was lost before, and writes both; best of several runs. */
+/* Measures how fast gradients are packed and unpacked: a line for each form and size, whose times are multiples of a
+ * memcpy of the same numbers, measured next to them; the best of several runs. An argument names the instruction set;
+ * without one it is the best of this processor (TUTTI_ISA has no effect here). "with what was lost": packing also reads
+ * the residual, and writes what this packing loses. */
 #include "kernels/compress.h"
 #include "kernels/reduce.h"
 #include <stdio.h>
@@ -79,7 +80,8 @@ int main(int count, char **arguments)
     to = aligned_alloc(64, COUNT * sizeof *to);
     for (int i = 0; i < SOURCES; i++) packed[i] = aligned_alloc(64, COUNT * sizeof(float) * 2);
     if (!gradient || !lost || !to || !packed[0] || !packed[1]) return 1;
-    for (size_t i = 0; i < COUNT; i++) {                /* a sum of four is nearly normal, as gradients are */
+    /* A sum of four random numbers is nearly normal, as gradients are. */
+    for (size_t i = 0; i < COUNT; i++) {
         gradient[i] = 0;
         for (int k = 0; k < 4; k++) gradient[i] += (float)rand() / (float)RAND_MAX - 0.5f;
         lost[i] = 0;

@@ -1,13 +1,15 @@
-"""A step of DistributedDataParallel whose gradients travel in fewer bytes, by one whose gradients travel as they are.
+"""Compares a step of DistributedDataParallel with compressed gradients with a plain step, whose gradients are sent as
+they are.
 
     script/hosts 2 -- tests/bench/bench_compression.py                     between two hosts, as fast as this machine is
-    script/hosts 2 --rate 1gbit -- tests/bench/bench_compression.py        at a rate
+    script/hosts 2 --rate 1gbit -- tests/bench/bench_compression.py        over a link with a limited rate
 
-The model is that of examples/train_gpt.py, with the sizes asked for. Turn by turn in one run: the median over the turns
-of each step by the plain one's of the same turn, as long as the slowest rank takes; the bytes that a rank sends in a
-step; the time in which gradients are packed, sent and put together, and the processor time of all ranks. Break-even is
-the rate of a link below which a form is quicker: bytes saved, by the time that a step takes longer where the link costs
-nothing. It is computed from this run, so it means something where no rate is set.
+The model is that of examples/train_gpt.py, with the sizes asked for. All forms take turns in one run. A step is as long
+as its slowest rank takes. Columns: the step in ms; the median, over the turns, of the step divided by the plain step of
+the same turn; the MB that a rank sends in a step; the ms in which gradients are packed, sent and put together; and the
+processor time of all ranks. Break-even is the rate of a link below which a form is quicker than plain: the bytes that
+it saves, divided by the time by which its step is longer when the link costs nothing. It is computed from this run, so
+it is meaningful only without --rate.
 """
 import argparse
 import os
@@ -47,14 +49,16 @@ class Training:
         self.number += 1
 
     def sent(self):
-        """Bytes of this rank in a step, and seconds."""
+        """Returns the bytes that this rank sends in a step, and the seconds of its compressor in a step; 0 without
+        one."""
         count = sum(p.numel() for p in self.model.parameters())
-        if self.compressor is None:     # each rank its part of what its host sends
+        if self.compressor is None:
+            # Each rank sends its part of the bytes of its host.
             hosts = int(os.environ.get("NNODES", 1))
             sides = hosts if hosts > 1 else dist.get_world_size()
             return 2 * 4 * count * (sides - 1) / sides / (dist.get_world_size() / sides), 0.0
-        told = self.compressor.report()
-        return told["sent_bytes"] / (self.number - 1), told["seconds"] / (self.number - 1)
+        report = self.compressor.report()
+        return report["sent_bytes"] / (self.number - 1), report["seconds"] / (self.number - 1)
 
 
 def show(steps, trainings):
@@ -75,7 +79,7 @@ def show(steps, trainings):
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--turns", type=int, default=12)
-    parser.add_argument("--forms", nargs="+", choices=FORMS, default=list(FORMS), help="beside plain")
+    parser.add_argument("--forms", nargs="+", choices=FORMS, default=list(FORMS), help="forms to measure beside plain")
     for name, value in (("width", 256), ("heads", 8), ("layers", 6), ("context", 64), ("batch", 1)):
         parser.add_argument(f"--{name}", type=int, default=value)
     options = parser.parse_args()

@@ -1,24 +1,25 @@
-/* The C core, through its public calls, beside what the machine can do: every goal of docs/performance.md that concerns
- * it is a row here. Ours and the reference take turns in one run; the owner dirties its buffer before every call; times
- * are those of the slowest rank, in µs.
+/* Measures the C core, through its public calls, beside what the machine can do. Every goal of docs/performance.md that
+ * concerns the core is a row here. tutti and the reference of a row take turns in one run. Each rank writes its buffer
+ * before every call. Times are those of the slowest rank, in µs.
  *
  *   bench_core                           everything (two minutes)
- *   bench_core --only 'allreduce 8'      rows whose label (see --list) has all these words; more --only: more rows
+ *   bench_core --only 'allreduce 8'      rows whose label (see --list) has all these words; another --only adds rows
  *   bench_core --goals                   only rows that have a goal
- *   bench_core --list                    the labels
+ *   bench_core --list                    prints the labels
  *   bench_core --json FILE               also writes what was measured
- *   bench_core --algorithm NAME          of the collectives measured, instead of the default
- *   bench_core --samples 3               three times as many
- *   bench_core --unbound                 the system chooses the cores
+ *   bench_core --algorithm NAME          runs the collectives by this algorithm instead of the library's choice
+ *   bench_core --samples 3               takes three times as many samples
+ *   bench_core --unbound                 lets the system choose the cores
  *
- * Columns: the median, the 99th percentile and the best; what is beside, and the ratio of both medians; the goal. Below
- * 4 KiB medians are of batches of calls, because a clock costs as much as they do, and the ratio is the median of those
- * of the turns. The 99th percentile is then that of calls timed one by one; its goal is a multiple of the reference's
- * median timed in the same way (in parentheses: what the 99th percentile of the reference itself comes to). "limit" is
- * what memory allows: all input read once and all output written once, at the rate of an update in place on all ranks
- * at once (below 4 KiB: the reference); or what has to cross between two cores, where that takes longer. outcome.h says
- * when a row is judged by it. "flag" is a bare flag barrier in ns before and after the row, which tells how near the
- * two cores were: about 60 where they share a level-3 cache, 200 to 400 where not. */
+ * Columns: the median, the 99th percentile and the best of tutti; the name and the median of the reference ("beside");
+ * the ratio of both medians; tutti's median divided by the limit; the goal; and the flag barrier. Below 4 KiB medians
+ * are of batches of calls, because reading a clock costs as much as a call, and the ratio is the median of the ratios
+ * of the turns. The 99th percentile is then that of calls timed one by one. Its goal is a multiple of the reference's
+ * median timed in the same way; the 99th percentile of the reference, as such a multiple, stands in parentheses. The
+ * limit is the longer of two times. memory: all input is read once and all output is written once, at the rate of an
+ * update in place on all ranks at once (below 4 KiB: the reference). crossing: the bytes that must go from core to core
+ * do so. outcome.h says when a row is judged by its limit. "flag" is a bare flag barrier in ns before and after the
+ * row, which shows how near the two cores were: about 60 if they share a level-3 cache, otherwise 200 to 400. */
 #include "backend/model/machine.h"
 #include "tests/bench/calls.h"
 #include "tests/bench/outcome.h"
@@ -27,7 +28,9 @@
 #include <string.h>
 
 enum { BATCH = 200, WARM_UP = 4000, LIMIT_S = 900, MOST_FILTERS = 16 };
-enum { LEAST_COPIED = 4 << 20, MOST_CROSSED = 4 << 20 }; /* rows beside memcpy, and bytes, whose crossing is measured */
+/* Bytes. Rows beside memcpy have a measured crossing from LEAST_COPIED on. It is measured with MOST_CROSSED bytes at
+   most. */
+enum { LEAST_COPIED = 4 << 20, MOST_CROSSED = 4 << 20 };
 struct arguments {
     const char *only[MOST_FILTERS], *json, *algorithm;
     int only_count, samples;
@@ -35,9 +38,9 @@ struct arguments {
 };
 static struct arguments arguments = { .samples = 1 };
 static struct bench_case cases[MOST_CASES];
-static struct outcome *outcomes;                        /* of all ranks; rank 0 writes */
+static struct outcome *outcomes;                        /* shared by all ranks, written by rank 0 */
 static int case_count, group_ranks;
-static double third_cache_bytes;                        /* 0: unknown, or there is none */
+static double third_cache_bytes;                        /* 0: unknown or absent */
 static tutti_comm *comm;
 static struct pair private_pair, shared_pair;
 
@@ -48,8 +51,9 @@ static void tiny_reference(enum beside beside)
     else if (beside == BACKOFF_BARRIER) backoff_barrier();
     else flag_barrier();
 }
-/* Ours and the reference without and with pauses, in turns of a batch; who begins changes. Cores are moved at times:
-   one turn takes a tenth of a millisecond, so most have all three at the same distance. */
+/* Samples tutti, and the reference without and with pauses, in turns of a batch; each turn begins with another of the
+   three. The hypervisor moves cores at times. A turn takes a tenth of a millisecond, so in most turns all three have
+   the cores at the same distance. */
 static void measure_tiny(const struct bench_case *c, struct pair at, int samples)
 {
     static const enum series turns[] = { OURS, BESIDE, BESIDE_OTHERWISE };
@@ -82,7 +86,7 @@ static void time_calls(const struct bench_case *c, struct pair at, enum series w
 static void measure_single_calls(const struct bench_case *c, struct pair at, int calls, struct outcome *out)
 {
     time_calls(c, at, OURS, 0, calls < WARM_UP ? calls : WARM_UP);
-    for (int k = 0; k + BATCH <= calls; k += BATCH) {   /* in turns as well */
+    for (int k = 0; k + BATCH <= calls; k += BATCH) {
         time_calls(c, at, OURS, k, BATCH);
         time_calls(c, at, BESIDE, k, BATCH);
     }
@@ -95,9 +99,10 @@ static void measure_single_calls(const struct bench_case *c, struct pair at, int
 }
 
 /* ---- large ones: one by one ---- */
+/* Samples memcpy on all ranks at once, but beside a send on rank 0 only, because a message moves its bytes once. */
 static void measure_copy(const struct bench_case *c, int s)
 {
-    if (c->verb == SEND_RECV && measure_rank > 0) {     /* the copier works alone, as the pair of ranks does */
+    if (c->verb == SEND_RECV && measure_rank > 0) {
         flag_barrier();
         sample_set(BESIDE, s, 0);
         return;
@@ -126,8 +131,8 @@ static void measure_reference(const struct bench_case *c, struct pair at, int s)
     default: measure_copy(c, s);
     }
 }
-/* Bytes that cross between the two cores in one turn; 0: that is not measured. What is staged always crosses. A shared
-   tensor does while caches hold it; a greater one may come from memory. */
+/* Returns the bytes that cross between the two cores in one sample, or 0 if the crossing of this row is not measured. A
+   staged tensor always crosses. A shared tensor crosses if the caches hold it; a greater one may come from memory. */
 static size_t crossed(const struct bench_case *c)
 {
     bool wanted = c->beside == COHERENCE || (c->beside == MEMCPY && c->bytes >= LEAST_COPIED);
@@ -136,7 +141,9 @@ static size_t crossed(const struct bench_case *c)
     if (!wanted || !crosses || c->ranks != 2) return 0;
     return all < MOST_CROSSED ? all : MOST_CROSSED;
 }
-static int crossing_ways(const struct bench_case *c) /* a small row would lose to a long ring what it has in caches */
+/* Returns the number of ways in which the crossing is measured. A small row takes the short ring only: a long one would
+   evict the row's buffers from the caches. */
+static int crossing_ways(const struct bench_case *c)
 {
     return crossed(c) == 0 ? 0 : c->beside == COHERENCE ? CROSSING_SHORT_WAYS : CROSSING_WAYS;
 }
@@ -174,7 +181,7 @@ static double better(enum series one, enum series other, int samples)
     double a = sample_quantile(one, samples, 0.5), b = sample_quantile(other, samples, 0.5);
     return a < b ? a : b;
 }
-/* By the best way, for all that has to cross. */
+/* Returns the ns of the best way, scaled to all bytes that must cross. */
 static double crossing_of(const struct bench_case *c, int samples)
 {
     double best = 0, all = (double)c->bytes * case_crossing(c);
@@ -184,12 +191,13 @@ static double crossing_of(const struct bench_case *c, int samples)
     }
     return best;
 }
+/* Sets the figures that come from batches. measure_single_calls has set the others. */
 static void summarise_tiny(int samples, struct outcome *out)
 {
     double plain = sample_ratio(OURS, BESIDE, samples), paused = sample_ratio(OURS, BESIDE_OTHERWISE, samples);
     out->beside = better(BESIDE, BESIDE_OTHERWISE, samples);
     out->ratio = plain > paused ? plain : paused;
-    out->memory = out->beside;                          /* has the rest from single calls */
+    out->memory = out->beside;
 }
 static void summarise(const struct bench_case *c, int samples, struct outcome *out)
 {
@@ -221,7 +229,8 @@ static void measure_case(int index)
         measure_tiny(c, at, samples);
     } else {
         if (!arguments.algorithm) case_settle(c, at, comm);
-        measure_large(c, at, 2);                        /* to warm up */
+        /* The first two samples only warm up: later ones overwrite them. */
+        measure_large(c, at, 2);
         measure_large(c, at, samples);
     }
     outcome.flag_after = flag_barrier_ns();
@@ -329,7 +338,7 @@ static void parse(int count, char **words)
         else if (!strcmp(words[i], "--list")) arguments.list = true;
         else if (!strcmp(words[i], "--unbound")) arguments.unbound = true;
         else {
-            fprintf(stderr, "what is %s? The first lines of tests/bench/bench_core.c say what there is\n", words[i]);
+            fprintf(stderr, "%s is no option; the first lines of tests/bench/bench_core.c list them\n", words[i]);
             exit(2);
         }
     }
@@ -347,7 +356,7 @@ int main(int count, char **words)
         printf("%s\n", label);
     }
     if (arguments.list) return 0;
-    if (!case_count) { fprintf(stderr, "no row has all these words; --list shows them\n"); return 2; }
+    if (!case_count) { fprintf(stderr, "no label has all these words; --list prints the labels\n"); return 2; }
     outcomes = measure_map(sizeof *outcomes * MOST_CASES, true);
     outcome_print_header();
     for (int i = 0; i < case_count; i++) {

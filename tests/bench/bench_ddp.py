@@ -31,7 +31,7 @@ BACKENDS = {"tutti": "tutti", "tutti, private buckets": "tutti", "gloo": "gloo",
 
 
 class Sleep(torch.autograd.Function):
-    """A layer that takes its time, as a clock says, and whose gradient is there then."""
+    """A layer that sleeps instead of computing, and then returns a gradient that exists already."""
 
     @staticmethod
     def forward(context, x, weight, layers):
@@ -46,7 +46,7 @@ class Sleep(torch.autograd.Function):
 
 
 class Sleeper(torch.nn.Module):
-    """seconds: how long a layer's backward pass takes; it may be changed between steps."""
+    """A model of sleeping layers. seconds: how long a layer's backward pass takes; it may be changed between steps."""
 
     def __init__(self):
         super().__init__()
@@ -61,8 +61,8 @@ class Sleeper(torch.nn.Module):
 
 
 class TimerStep:
-    """With the interface of the example's Trainer, as far as it is used here. Gradients are never set to None, so they
-    are added where they lie in the bucket, and little else is left that needs a core."""
+    """A step of the sleeping model, with those methods of the example's Trainer that this program calls. Gradients are
+    never set to None, so autograd adds to them where they lie in the bucket, and the step needs almost no core."""
 
     def __init__(self, group, shared):
         self.model = train_gpt.data_parallel(Sleeper(), group, shared)
@@ -72,14 +72,14 @@ class TimerStep:
 
 
 def bucket_sizes(trainer) -> list[int]:
-    """In elements: the gradients of the last step are views of the buckets."""
+    """Returns the elements of each bucket. The gradients of the last step are views of the buckets."""
     gradients = [parameter.grad for parameter in trainer.model.parameters()]
     storages = {gradient.untyped_storage().data_ptr(): gradient for gradient in gradients}
     return [gradient.untyped_storage().nbytes() // gradient.element_size() for gradient in storages.values()]
 
 
 def communicate(trainer, group, shared) -> Callable[[], object]:
-    """Buckets like those of a step reduced, and nothing else."""
+    """Returns a function that all-reduces buckets of the sizes of a step's buckets, and does nothing else."""
     with torch_tutti.shared_tensors() if shared else contextlib.nullcontext():
         buckets = [torch.zeros(size) for size in bucket_sizes(trainer)]
 
@@ -90,12 +90,14 @@ def communicate(trainer, group, shared) -> Callable[[], object]:
 
 
 def run(kind: str, joined, make: Callable[[object, bool], object], turns: int) -> None:
-    """make: a trainer, from its group and whether its buckets are shared."""
+    """Measures one kind of step on all backends, and prints its table. make: returns a trainer, given its group and
+    whether its buckets are in shared memory."""
     places = {name: (joined[BACKENDS[name]], name == "tutti") for name in BACKENDS}
     trainers = {name: make(*place) for name, place in places.items()}
     number = iter(range(10**9))
     for trainer in trainers.values():
-        for _ in range(3):                  # DDP rebuilds its buckets in the second
+        # DistributedDataParallel rebuilds its buckets in the second step.
+        for _ in range(3):
             trainer.step(next(number))
     alone = measure({name: communicate(trainers[name], *place) for name, place in places.items()}, turns, 2)
     if kind == "timer":
@@ -110,7 +112,7 @@ def run(kind: str, joined, make: Callable[[object, bool], object], turns: int) -
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--turns", type=int, default=40)
-    parser.add_argument("--steps", choices=["example", "timer"], help="only these")
+    parser.add_argument("--steps", choices=["example", "timer"], help="only this kind of step")
     options = parser.parse_args()
     joined = groups()
     say_where("DistributedDataParallel")

@@ -1,21 +1,21 @@
-"""All-reduce as the decode loop of a tensor-parallel model calls it: each layer computes, writes a small tensor, and
-has it summed over the ranks; 8 to 256 KiB, float32 and bfloat16, on tutti and gloo, and on DeepSpeed's shared memory
-where DeepSpeed is installed.
+"""Measures all-reduce as the decode loop of a tensor-parallel model calls it: each layer computes, writes a small
+tensor, and has it summed over the ranks. Tensors have 8 bytes and 8 to 256 KiB, in float32 and bfloat16; the sums run
+on tutti, on gloo, and on DeepSpeed's shared memory where DeepSpeed is installed.
 
     torchrun --standalone --nproc-per-node 2 tests/bench/bench_decode.py
     TORCH_EXTENSIONS_DIR=build/frameworks/extensions build/frameworks/bin/python -m torch.distributed.run \\
         --standalone --nproc-per-node 2 tests/bench/bench_decode.py             beside DeepSpeed
 
-Everything is called from Python, all take turns of a few hundred layers. A call lasts from the last rank's arrival to
-the last rank's return; medians. Before each call a layer multiplies by 1 MiB of weights, others each time, so that no
-cache holds what it would hold if calls followed each other at once.
+All backends are called from Python, in turns of a few hundred layers. A call lasts from the last rank's arrival to
+the last rank's return; figures are medians. Before each call a layer multiplies by 1 MiB of weights, by others each
+time, so the caches do not hold what they would hold if calls followed each other at once.
 
-"bytes", for two ranks: each copies its tensor into memory that both have mapped and, when both have, adds the other's,
-in the same loop. It is what any all-reduce of private tensors moves, without waiting, and without the cost of the two
-calls of torch, which the same with 64 bytes has shown.
+Column "bytes", for two ranks: in the same loop each rank copies its tensor into memory that both have mapped and, after
+both have done so, adds the other's tensor. Any all-reduce of private tensors must move these bytes. The column leaves
+out the waiting, and the cost of the two calls of torch, which the same loop with 64 bytes measures.
 
-Last, two ranks without anything to compute, one of which comes late: whether the other sleeps by then, and what it
-costs to wake it.
+The last table has two ranks that compute nothing, one of which comes late. It shows by how much a rank may be late
+before the other one sleeps, and what it costs to wake it.
 """
 
 import argparse
@@ -33,15 +33,18 @@ import torch.distributed as dist
 import torch_tutti
 
 SIZES = [8, 8 << 10, 16 << 10, 32 << 10, 64 << 10, 128 << 10, 256 << 10]
-HIDDEN, POOL = 512, 32                      # a layer's weights are HIDDEN x HIDDEN in float32; so many layers' are kept
-SECONDS = 0.05                              # a turn of one way ends when it has taken so long
+# A layer's weights are HIDDEN x HIDDEN in float32. POOL layers have weights of their own.
+HIDDEN, POOL = 512, 32
+# A turn of one way has as many calls as take about SECONDS.
+SECONDS = 0.05
 DELAYS_US = [0, 10, 30, 100, 300, 1000]
 Ways = dict[str, Callable[[torch.Tensor], object]]
 
 
 # ---- what is measured ----
 def deepspeed_shared_memory() -> Callable[[torch.Tensor], object] | str:
-    """Its all-reduce, or why there is none. The files it makes in /dev/shm are unlinked at once."""
+    """Returns DeepSpeed's all-reduce, or a text that says why it is unavailable. Unlinks the files that DeepSpeed makes
+    in /dev/shm at once."""
     try:
         from deepspeed.ops.op_builder.cpu import ShareMemCommBuilder
     except ImportError as error:
@@ -49,7 +52,8 @@ def deepspeed_shared_memory() -> Callable[[torch.Tensor], object] | str:
     rank, size = dist.get_rank(), dist.get_world_size()
     os.environ["LOCAL_SIZE"] = str(size)
     module = None
-    for turn in range(size):                # one after the other: the first may have to compile it
+    # Ranks load it one after the other, because the first one may have to compile it.
+    for turn in range(size):
         if turn == rank:
             module = ShareMemCommBuilder().load(verbose=False)
         dist.barrier()
@@ -75,7 +79,7 @@ def all_ways() -> Ways:
 
 
 def check(ways: Ways, dtype: torch.dtype) -> None:
-    """All of them sum."""
+    """Asserts that each way gives the right sum at each size."""
     for name, way in ways.items():
         for bytes_ in SIZES:
             tensor = torch.full((bytes_ // dtype.itemsize,), dist.get_rank() + 1, dtype=dtype)
@@ -100,7 +104,7 @@ class Layers:
 
 
 def run_turn(layers: Layers, way: Callable[[torch.Tensor], object], count: int) -> list[tuple[float, float]]:
-    """When each call began and returned, in seconds by the clock that all processes of a machine share."""
+    """Returns when each call began and returned, in seconds of the clock that all processes of a machine share."""
     now, stamps = time.perf_counter, []
     torch_tutti.all_reduce(torch.zeros(1))
     for layer in range(count):
@@ -112,7 +116,7 @@ def run_turn(layers: Layers, way: Callable[[torch.Tensor], object], count: int) 
 
 
 def durations(stamps: list[tuple[float, float]]) -> list[float]:
-    """Microseconds from the last arrival to the last return."""
+    """Returns the microseconds of each call from the last rank's arrival to the last rank's return."""
     stamps = torch.tensor(stamps, dtype=torch.float64)
     dist.all_reduce(stamps, op=dist.ReduceOp.MAX)
     return ((stamps[:, 1] - stamps[:, 0]) * 1e6).tolist()
@@ -120,6 +124,7 @@ def durations(stamps: list[tuple[float, float]]) -> list[float]:
 
 def measure(ways: Ways, bytes_: int, dtype: torch.dtype, turns: int, most: int,
             run_turn: Callable[..., list[tuple[float, float]]] = run_turn) -> dict[str, float]:
+    """Returns the median microseconds of a call, by way. most: the calls in a turn at most."""
     layers, taken = Layers(bytes_, dtype), {name: [] for name in ways}
     counts = {}
     for name, way in ways.items():
@@ -135,7 +140,7 @@ def measure(ways: Ways, bytes_: int, dtype: torch.dtype, turns: int, most: int,
 
 # ---- the bytes ----
 def shared_halves(bytes_: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Mine and the other rank's, of memory that both have mapped; it has no name."""
+    """Returns this rank's half and the other rank's half of memory that both have mapped. The memory has no name."""
     file = os.memfd_create("bench_decode")
     os.ftruncate(file, 2 * bytes_)
     where = [None, None]
@@ -149,7 +154,8 @@ def shared_halves(bytes_: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def move_bytes(bytes_: int, count: int) -> float:
-    """Microseconds, of the slower rank."""
+    """Returns the median microseconds of copying and adding the bytes of a call, on the slower rank, without the
+    waiting in between."""
     mine, theirs = shared_halves(max(bytes_, 64))
     layers, now, taken = Layers(max(bytes_, 64), torch.float32), time.perf_counter, []
     meeting = torch.zeros(1)
@@ -171,7 +177,8 @@ def move_bytes(bytes_: int, count: int) -> float:
 
 # ---- a rank that comes late ----
 def late(way: Callable[[torch.Tensor], object], delay_us: int, count: int) -> float:
-    """The median from its arrival to the last return, microseconds."""
+    """Returns the median microseconds of calls to which rank 1 comes late by `delay_us`, from its arrival to the last
+    return."""
     now, stamps, tensor = time.perf_counter, [], torch.zeros(HIDDEN)
     for _ in range(count):
         torch_tutti.all_reduce(tensor)
@@ -206,7 +213,8 @@ def report(dtype: torch.dtype, medians: dict[int, dict[str, float]], bytes_alone
 
 
 def join(what: str) -> int:
-    """With this rank on a core of its own, as far as there are that many: how many there are."""
+    """Joins the job with this rank pinned to one core, and returns the number of cores. Ranks share cores if there are
+    more ranks than cores."""
     torch.set_num_threads(1)
     rank, cores = int(os.environ["LOCAL_RANK"]), sorted(os.sched_getaffinity(0))
     os.sched_setaffinity(0, {cores[rank % len(cores)]})
@@ -220,7 +228,7 @@ def join(what: str) -> int:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--turns", type=int, default=6)
-    parser.add_argument("--layers", type=int, default=200, help="calls in a turn, fewer of what is slow (default 200)")
+    parser.add_argument("--layers", type=int, default=200, help="calls in a turn; a slow way makes fewer (default 200)")
     options = parser.parse_args()
     cores = join("decode loop")
     rank, ways, alone = dist.get_rank(), all_ways(), {}

@@ -1,12 +1,13 @@
-"""Tokens to their experts and back, forward, and forward and backward: torch_tutti.experts on memory in common and by
-messages, beside what is usually written by hand: sort by index_select, all_to_all_single, index_select into the order
-of experts, and the same back, on tutti and gloo. Then a decode step: a few tokens, in one round each way.
+"""Measures the way of tokens to their experts and back, forward only, and forward and backward: torch_tutti.experts in
+common memory and by messages, beside the usual code by hand: sort by index_select, all_to_all_single, index_select into
+the order of experts, and the same back, on tutti and gloo. Then it measures a decode step: a few tokens, in one round
+each way.
 
     torchrun --standalone --nproc-per-node 4 tests/bench/bench_experts.py
 
 Over several hosts (TUTTI_HOSTS=2 simulates two) it measures what messages between all ranks take, too, and decodes
-nothing. All take turns; a call lasts from a common start to the last rank's return; medians, and ratios of them.
-Experts do nothing, so what is measured is the way there and back.
+nothing. All ways take turns. A call lasts from a common start to the last rank's return. Figures are medians, and their
+ratios to the first one. Experts compute nothing, so only the way there and back is measured.
 """
 
 import argparse
@@ -21,7 +22,8 @@ from steps import measure, median_ms
 from torch_tutti import experts
 from torch_tutti.experts._pool import shared_of
 
-Way = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]    # tokens, weights, chosen: what comes back
+# A way takes the tokens, their weights and the chosen experts, and returns the tokens that come back.
+Way = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 # ---- what is measured ----
@@ -63,7 +65,8 @@ def by_hand(of: int, group: dist.ProcessGroup | None) -> Way:
         rows = Exchange.apply(x.index_select(0, order // chosen.shape[1]), comes, sends, group)
         expert = torch.arange(of // ranks).repeat(ranks).repeat_interleave(theirs)
         to_experts = expert.argsort(stable=True)
-        rows = rows.index_select(0, to_experts)             # what experts would take
+        # Experts would compute on these rows.
+        rows = rows.index_select(0, to_experts)
         back = torch.empty_like(to_experts)
         back[to_experts] = torch.arange(len(back))
         rows = Exchange.apply(rows.index_select(0, back), sends, comes, group)
@@ -94,7 +97,7 @@ def hosts() -> int:
 
 # ---- one after the other ----
 def medians(ways: dict[str, Callable[[], object]], turns: int) -> dict[str, float]:
-    """Milliseconds from a common start to the end of the slowest rank."""
+    """Returns, by way, the median milliseconds from a common start to the end of the slowest rank."""
     return {name: median_ms(samples) for name, samples in measure(ways, turns, warm=2).items()}
 
 
@@ -147,7 +150,7 @@ def show(title: str, times: dict[str, float]) -> None:
 
 
 def draw_picture(file: str, shown: dict[str, dict[str, float]]) -> None:
-    """A group of bars for each measurement, by the time of the first way."""
+    """Draws a group of bars for each measurement: times divided by that of the first way."""
     import matplotlib
     matplotlib.use("Agg")
     from matplotlib import pyplot
@@ -168,11 +171,12 @@ def draw_picture(file: str, shown: dict[str, dict[str, float]]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    for name, usual, what in (("tokens", 4096, "of a rank"), ("columns", 1024, "of a token"),
-                              ("experts", 16, "in all"), ("choices", 2, "of a token"), ("turns", 15, "of each way")):
+    for name, usual, what in (("tokens", 4096, "tokens of a rank"), ("columns", 1024, "columns of a token"),
+                              ("experts", 16, "experts on all ranks"), ("choices", 2, "experts of a token"),
+                              ("turns", 15, "turns of each way")):
         parser.add_argument(f"--{name}", type=int, default=usual, help=f"{what} (default %(default)s)")
     parser.add_argument("--dtype", type=lambda name: getattr(torch, name), default=torch.bfloat16)
-    parser.add_argument("--picture", metavar="FILE", help="draws it, but for decoding")
+    parser.add_argument("--picture", metavar="FILE", help="draw the times into FILE, except those of decoding")
     options = parser.parse_args()
     torch.set_num_threads(1)
     dist.init_process_group("tutti")

@@ -24,7 +24,8 @@ BACKENDS = {"tutti, shared memory": "tutti", "tutti": "tutti", "gloo": "gloo", C
 
 
 class ShardedStep:
-    """shared: torch takes the memory for what it gathers and reduces from the group (allocateTensor)."""
+    """A step of the example's model under fully_shard. shared: torch allocates the gathered and reduced tensors in the
+    group's shared memory (allocateTensor)."""
 
     def __init__(self, example, text, group, shared):
         torch.manual_seed(example.seed)

@@ -1,14 +1,16 @@
-/* What a group costs before it has done anything, and what its plans cost: time and memory of joining with more and
- * more ranks of one host (as threads), and of building what one rank runs, on a large host and among so many hosts that
- * they cannot be had here: their plans are the very objects that would run.
+/* Measures what a group costs before it has done anything, and what its plans cost. Joins: the time and memory in which
+ * more and more ranks of one host, as threads, join a group. Plans: the time and memory of building the plan of one
+ * rank, on a large host and among thousands of hosts. No such hosts are needed: the plans are the objects that would
+ * run there.
  *
  *   bench_growth                         both (a minute)
  *   bench_growth --joins | --plans       one of them
  *   bench_growth --json FILE             also writes what was measured
  *
- * Every row is a process of its own, so that its memory is its own. Heap: what malloc has handed out, by rank. Segment:
- * pages of the host's shared memory that were allocated, for all ranks together. A plan: what it keeps; at most: what
- * building it takes for a moment; its time is that of the processor. */
+ * Every row runs in a process of its own, so only its own memory counts. Columns of joins: heap, the bytes that malloc
+ * has handed out, divided by the number of ranks; segm., the allocated pages of the host's shared memory, for all ranks
+ * together; most, the bytes reserved for it; peak, the largest resident set. Columns of plans: the processor time; the
+ * bytes that the plan keeps; and at most, the growth of the resident set while the plan was built. */
 #include "backend/collectives/collectives.h"
 #include "tests/bench/measure.h"
 #include "tests/support/world.h"
@@ -31,7 +33,7 @@ static const int group_sizes[] = { 2, 8, 32, 128 },
                  shapes[][2] = { { 1, 8 }, { 1, 32 }, { 1, 128 }, { 4096, 1 }, { 4096, 8 } };
 enum { SIZES = sizeof group_sizes / sizeof *group_sizes, SHAPES = sizeof shapes / sizeof *shapes };
 
-struct memory { double heap, segment; };                /* bytes: of one rank; of all                             */
+struct memory { double heap, segment; };                /* bytes: heap of one rank, segment of all */
 struct call_row { double first_ms; struct memory after; };
 struct join_row {
     bool measured;
@@ -48,7 +50,7 @@ static struct results {
 } *results;
 
 /* ---- memory ---- */
-/* In place of the system's: remembers the files, whose pages are asked for later. */
+/* Replaces the C library's function, and keeps a descriptor of each file, so that segment_bytes can count its pages. */
 static int files[MOST_FILES];
 static _Atomic int file_count;
 int memfd_create(const char *name, unsigned flags)

@@ -1,7 +1,8 @@
-/* Speed of the kernels, one line per dtype, op and shape: GB/s on every instruction set of this machine, and the
- * time as a multiple of a memcpy of one array measured next to it. The bytes counted are those of all sources and
- * destinations (a memcpy: two arrays). Best of several runs; for numbers worth keeping, run it alone on the machine.
- * Arguments are words about what is measured, all of which must fit: bench_kernels bfloat16 sum '2->1' 65536 avx512 */
+/* Measures the speed of the kernels: a line for each dtype, op and shape, with GB/s on every instruction set of this
+ * machine, and with the time as a multiple of a memcpy of one array, measured next to it. The bytes counted are those
+ * of all sources and destinations (of a memcpy: two arrays). Figures are the best of several runs; run this program
+ * alone on the machine. Arguments select lines, whose words must include all of them: bench_kernels bfloat16 sum '2->1'
+ * 65536 avx512 */
 #include "kernels/reduce.h"
 #include <stdio.h>
 #include <stdlib.h>
@@ -61,7 +62,7 @@ static void call(reduce_function *reduce, const struct shape *shape, size_t coun
     reduce(to, shape->to_count, from, shape->from_count, count, shape->divisor);
 }
 
-/* Seconds of one call, the best of RUNS; reduce NULL: of a memcpy. */
+/* Returns the seconds of a call of `reduce`, or of a memcpy if it is NULL: the best of RUNS. */
 static double measure(reduce_function *reduce, const struct shape *shape, size_t count, size_t bytes)
 {
     int calls = (int)((16u << 20) / (bytes + 256)) + 1;
@@ -79,7 +80,7 @@ static double measure(reduce_function *reduce, const struct shape *shape, size_t
     return best;
 }
 
-/* Is every word of the command line one of these? */
+/* Returns true if every word of the command line describes this line. */
 static bool is_wanted(tutti_dtype dtype, const struct shape *shape, size_t bytes, const char *isa)
 {
     char counts[16], size[24];
@@ -119,12 +120,15 @@ int main(int count, char **arguments)
     static const size_t sizes[] = { 8, 60, 64 << 10, 64 << 20 };
     word_count = count - 1;
     words = arguments + 1;
-    const size_t stagger = 384; /* else loads look like the last call's stores, modulo a page */
+    /* Each array begins at another offset in its page. With equal offsets a load would seem to depend on the last
+       call's stores to the same offset, and would wait for them. */
+    const size_t stagger = 384;
     for (size_t i = 0; i < ARRAYS; i++) {
         arrays[i] = aligned_alloc(4096, sizes[3] + 4096);
         if (!arrays[i]) return 1;
         arrays[i] += i * stagger;
-        memset(arrays[i], 0x3c, sizes[3]); /* an ordinary number in every floating-point format */
+        /* These bytes are an ordinary number in every floating-point format. */
+        memset(arrays[i], 0x3c, sizes[3]);
     }
     for (size_t size = 0; size < sizeof sizes / sizeof sizes[0]; size++) {
         for (tutti_dtype dtype = 0; dtype < TUTTI_DTYPE_COUNT; dtype++) {

@@ -19,7 +19,7 @@ Calls = dict[str, Callable[[dist.ProcessGroup], object]]
 
 
 def calls_of(count: int, ranks: int) -> Calls:
-    """Each with its tensors, which lie apart: something else is between them."""
+    """Returns the collectives, by name. The tensors of a list are not adjacent in memory."""
     def apart() -> list[torch.Tensor]:
         rooms = [torch.zeros(count + 1024) for _ in range(ranks)]
         return [room[512:512 + count] for room in rooms]
@@ -37,7 +37,7 @@ def calls_of(count: int, ranks: int) -> Calls:
 
 def measure(groups: dict[str, dist.ProcessGroup], call: Callable[[dist.ProcessGroup], object], turns: int,
             repeat: int) -> dict[str, tuple[float, float]]:
-    """Microseconds of a call, by backend; the first turn only warms up."""
+    """Returns the median and the least microseconds of a call, by backend. The first turn only warms up."""
     taken: dict[str, list[float]] = {name: [] for name in groups}
     for turn in range(turns + 1):
         for name, group in groups.items():

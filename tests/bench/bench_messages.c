@@ -1,10 +1,11 @@
-/* The shm transport beside what the machine can do, all in one run because the machine drifts: 8 bytes there and back
- * against a bare flag there and back, large messages against memcpy, and a poll that finds nothing. Two processes on
- * two cores; medians and their ratios.
+/* Measures the shm transport beside what the machine can do, all in one run because the machine drifts: small messages
+ * there and back beside a bare flag there and back, large messages beside memcpy, and a poll that finds nothing. Two
+ * processes run on two cores. Figures are medians and their ratios.
  *
- *     bench_messages [stream] [batches of small messages, 2000]
+ *     bench_messages [stream] [BATCHES]
  *
- * stream: with the copy of kernels/stream.h, which the product uses when it proves better. */
+ * BATCHES: of small messages, 2000 by default. stream: messages are copied by kernels/stream.h, which the library uses
+ * where it proves faster. */
 #include "backend/transports/shm/shm.h"
 #include "kernels/stream.h"
 #include "tests/bench/measure.h"
@@ -87,6 +88,7 @@ static void small(int count, size_t bytes)
     double f = median_of(flag, count), m = median_of(message, count);
     if (measure_rank == 0) printf("%9zu B  one way %8.0f ns   flag   %8.0f ns   ratio %.2f\n", bytes, m, f, m / f);
 }
+/* The reference is a memcpy on rank 0 alone, because a message moves its bytes once. */
 static void large(size_t bytes, unsigned char *out, unsigned char *in)
 {
     static double copy[MAX_BATCHES], message[MAX_BATCHES];
@@ -96,7 +98,7 @@ static void large(size_t bytes, unsigned char *out, unsigned char *in)
         double t0 = now_ns();
         if (measure_rank == 0) memcpy(in, out, bytes);
         copy[i] = now_ns() - t0;
-        flag_there_and_back(); /* the copier works alone, as the pair of ranks does */
+        flag_there_and_back();
         t0 = now_ns();
         there_and_back(out, in, bytes);
         message[i] = (now_ns() - t0) / 2;
@@ -106,7 +108,8 @@ static void large(size_t bytes, unsigned char *out, unsigned char *in)
         printf("%9zu B  one way %8.1f us   memcpy %8.1f us   ratio %.2f   %.1f GB/s\n", bytes, m / 1e3, c / 1e3, m / c,
             (double)bytes / m);
 }
-static void idle_poll(void) /* eight ranks in one thread, all pairs open */
+/* Measures a poll of one of eight ranks that run in one thread, with all pairs open. */
+static void idle_poll(void)
 {
     struct router *crowd[CROWD];
     static struct transfer x[CROWD][CROWD][2];
@@ -139,7 +142,8 @@ static void rank_main(void *context)
     memset(out, 1, LARGEST);
     memset(in, 2, LARGEST);
     router = connect_rank(measure_rank);
-    small(batches / 4, 8); /* warm */
+    /* The first line only warms up. */
+    small(batches / 4, 8);
     for (size_t i = 0; i < sizeof few / sizeof *few; i++) small(batches, few[i]);
     for (size_t i = 0; i < sizeof many / sizeof *many; i++) large(many[i], out, in);
     router_destroy(router);

@@ -1,15 +1,16 @@
-"""The sum of a row-parallel layer, its residual and its norm: in one operation, one after the other, and the sum alone;
-on tutti, gloo, and DeepSpeed's shared memory where DeepSpeed is installed. Then a decode loop of a whole model.
+"""Measures the sum of a row-parallel layer, the residual connection and the norm after it: fused in one operation,
+separately one after the other, and the sum alone; on tutti, gloo, and DeepSpeed's shared memory where DeepSpeed is
+installed. Then it measures a decode loop of a whole model.
 
     torchrun --standalone --nproc-per-node 2 tests/bench/bench_norm.py
     TORCH_EXTENSIONS_DIR=build/frameworks/extensions build/frameworks/bin/python -m torch.distributed.run \\
         --standalone --nproc-per-node 2 tests/bench/bench_norm.py               beside DeepSpeed
 
-All take turns; a call lasts from the last rank's arrival to the last rank's return; medians, in microseconds, and
-ratios of them. Between two calls a layer multiplies, as in bench_decode.py.
+All ways take turns. A call lasts from the last rank's arrival to the last rank's return. Figures are medians, in
+microseconds, and their ratios. Between two calls a layer multiplies, as in bench_decode.py.
 
-The model: layers of attention with a cache of what has been read, and of a gated product; weights are random, in
-bfloat16 or float32, divided over the ranks as Megatron does; each token's time, medians over turns.
+The model has layers of attention with a KV cache, and gated MLPs. Its weights are random, in float32 or bfloat16, and
+divided over the ranks as in Megatron. Figures are the time of a token, the medians over turns.
 """
 
 import argparse
@@ -27,8 +28,9 @@ from bench_decode import Layers, deepspeed_shared_memory, join, measure, table
 
 KIB = [8, 16, 32, 64, 128, 256]
 COLUMNS = 2048
+# Takes this rank's part of the sum, the residual, this rank's rows of the residual, and the norm's weight. Returns the
+# normalised rows.
 After = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
-# sum, residual, this rank's rows of it, weight: what is normalised
 
 
 # ---- what is measured ----
@@ -79,7 +81,7 @@ def run_turn(layers: Layers, way: After, count: int) -> list[tuple[float, float]
 
 # ---- a model that decodes ----
 class Model:
-    """Its part on this rank: heads and columns are divided over the ranks."""
+    """The part of a model on this rank: heads and columns are divided over the ranks."""
 
     def __init__(self, layers: int, width: int, heads: int, context: int, batch: int, dtype: torch.dtype):
         ranks, draw = dist.get_world_size(), torch.Generator().manual_seed(7)
@@ -94,7 +96,7 @@ class Model:
         self.first = torch.ones(width, dtype=dtype)
 
     def decode(self, token: torch.Tensor, way: After) -> torch.Tensor:
-        """[batch, width], of the token; the same on all ranks."""
+        """Returns the output of the model for a token of each sequence, [batch, width], equal on all ranks."""
         residual, x = token.clone(), rms_norm(token, (self.width,), self.first, 1e-6)
         batch, mine = len(token), residual[torch_tutti.norm_rows(len(token))]
         for layer in self.layers:
@@ -108,7 +110,7 @@ class Model:
 
 
 def decode_times(model: Model, ways: dict[str, After], batch: int, tokens: int, turns: int) -> dict[str, float]:
-    """Milliseconds for a token of each sequence, of the slowest rank."""
+    """Returns, by way, the median milliseconds for a token of each sequence, on the slowest rank."""
     taken = {name: [] for name in ways}
     token = torch.ones(batch, model.width, dtype=model.dtype)
     results = {name: model.decode(token, way).float() for name, way in ways.items()}
@@ -153,9 +155,10 @@ def decoding(options: argparse.Namespace, ways: dict[str, After], dtype: torch.d
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    for name, usual, what in (("turns", 6, "of each way"), ("calls", 200, "in a turn, fewer of what is slow"),
-                              ("layers", 12, "of the model"), ("width", 1024, "of the model"),
-                              ("context", 128, "tokens that were read before"), ("tokens", 10, "decoded in a turn")):
+    for name, usual, what in (("turns", 6, "turns of each way"),
+                              ("calls", 200, "calls in a turn; slow ways make fewer"),
+                              ("layers", 12, "layers of the model"), ("width", 1024, "columns of the model"),
+                              ("context", 128, "tokens in the cache"), ("tokens", 10, "decoded tokens of a turn")):
         parser.add_argument(f"--{name}", type=int, default=usual, help=f"{what} (default %(default)s)")
     options = parser.parse_args()
     join("fused norms")

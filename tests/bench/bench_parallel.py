@@ -1,11 +1,11 @@
-"""A block of two linear layers, divided by columns and by rows, forward and backward: torch_tutti.parallel with and
-without the sequence divided, with pieces that travel while products are computed and without; beside the whole block in
-one process, on one core, and its time by the number of ranks, which is what there is to reach.
+"""Measures a block of two linear layers, divided by columns and by rows, forward and backward: torch_tutti.parallel
+with and without a divided sequence, and with and without pieces that travel while products are computed. Beside it
+stands the whole block in one process on one core. The ideal is the time of that, divided by the number of ranks.
 
     torchrun --standalone --nproc-per-node 2 tests/bench/bench_parallel.py --picture docs/img/parallel.png
 
-All take turns, and the whole block is computed on rank 0 while the others wait; a call lasts from a common
-start to the last rank's return; medians, in milliseconds.
+All ways take turns. Rank 0 computes the whole block while the others wait. A call lasts from a common start to the
+last rank's return. Figures are medians, in milliseconds.
 """
 
 import argparse
@@ -36,7 +36,7 @@ def step_of(up: torch.nn.Module, down: torch.nn.Module, x: torch.Tensor) -> Step
 
 
 def steps_of(options: argparse.Namespace) -> dict[str, Step]:
-    """The whole block first; others must give the same."""
+    """Returns the steps, by way, the whole block first. Asserts that the divided blocks give the same output."""
     torch.manual_seed(1)
     whole = torch.nn.Linear(options.width, 4 * options.width), torch.nn.Linear(4 * options.width, options.width)
     x = torch.randn(1, options.length, options.width)
@@ -69,10 +69,11 @@ def draw(file: str, times: dict[str, float], title: str) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    for name, usual, what in (("length", 1024, "of the sequence"), ("width", 512, "of a token; hidden: 4 times"),
-                              ("turns", 15, "of each way")):
+    for name, usual, what in (("length", 1024, "tokens of the sequence"),
+                              ("width", 512, "columns of a token; the hidden layer has 4 times as many"),
+                              ("turns", 15, "turns of each way")):
         parser.add_argument(f"--{name}", type=int, default=usual, help=f"{what} (default %(default)s)")
-    parser.add_argument("--picture", metavar="FILE", help="draws it as bars")
+    parser.add_argument("--picture", metavar="FILE", help="draw the times as bars into FILE")
     options = parser.parse_args()
     torch.set_num_threads(1)
     dist.init_process_group("tutti")

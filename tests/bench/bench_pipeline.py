@@ -1,10 +1,12 @@
-"""How long a pipeline waits, beside what its schedule predicts: stages that take their time and no core, as a GPU's do.
+"""Measures steps of a pipeline beside the time that its schedule predicts. The stages sleep instead of computing, so
+they take time but no core, as on a GPU.
 
     torchrun --standalone --nproc-per-node 4 tests/bench/bench_pipeline.py --microbatches 8
 
-For each schedule a step on our runner and on torch's runtime, in turns: the median of several, of the slowest rank; the
-prediction; the ratio of each time to the prediction; and the bubbles, from the time at work, which is known. The
-prediction includes the measured time of a message between ranks.
+Columns, for each schedule: the median of several steps on tutti's runner and on torch's runtime, in turns, on the
+slowest rank; the predicted time; the ratio of either time to it; and the bubbles, the part of a step in which a rank
+does not work, computed from its known time at work. The prediction includes the measured time of a message between
+ranks.
 """
 import argparse
 import statistics
@@ -34,7 +36,7 @@ class Sleep(torch.autograd.Function):
 
 
 class Stage(torch.nn.Module):
-    """Gradients of weights take their own time, when they are asked for."""
+    """A stage that sleeps. The gradients of its weights take a time of their own, when torch asks for them."""
 
     def __init__(self, forward, backward, weight):
         super().__init__()
@@ -69,7 +71,7 @@ def loss_of(x, y):
 
 
 def runtimes(pipeline, times, x):
-    """A step of each, on stages of its own."""
+    """Returns two functions that make a step: on tutti's runner and on torch's runtime, each with its own stages."""
     mine = pipeline.stages_of(dist.get_rank())
     last = pipeline.stages - 1 in mine
     ours = pipeline.runner([Stage(*times) for _ in mine], loss_of)
@@ -80,7 +82,7 @@ def runtimes(pipeline, times, x):
 
 
 def measure(name, options, message):
-    """Seconds of a step on ours and on torch's, and the prediction."""
+    """Returns the median seconds of a step on tutti's runner and on torch's runtime, and the predicted timing."""
     forward, backward, weight = times = tuple(ms / 1e3 for ms in (options.forward, options.backward, options.weight))
     pipeline = torch_tutti.Pipeline(name, dist.get_world_size(), options.microbatches)
     steps, taken = runtimes(pipeline, times, torch.ones(4 * options.microbatches, 16)), ([], [])
@@ -92,7 +94,8 @@ def measure(name, options, message):
             slowest = torch.tensor(time.perf_counter() - begin)
             dist.all_reduce(slowest, dist.ReduceOp.MAX)
             of += [slowest.item()] if turn > 1 else []
-    inputs = [0.0] + [backward] * (pipeline.stages - 1)     # the first stage's inputs have no gradients
+    # The inputs of the first stage have no gradients.
+    inputs = [0.0] + [backward] * (pipeline.stages - 1)
     return *map(statistics.median, taken), pipeline.time(forward, inputs, weight, message)
 
 
@@ -115,7 +118,8 @@ def main() -> None:
     for name in options.schedules:
         *seconds, timing = measure(name, options, message)
         if dist.get_rank() == 0:
-            bubbles = [1 - min(timing.busy) / one for one in seconds]       # of the first rank, which has least to do
+            # These are the bubbles of the rank that works least.
+            bubbles = [1 - min(timing.busy) / one for one in seconds]
             print(f"{name:<12}{seconds[0] * 1e3:>10.1f}{seconds[1] * 1e3:>11.1f}{timing.makespan * 1e3:>11.1f}"
                   f"{seconds[0] / timing.makespan:>7.3f}{seconds[1] / timing.makespan:>7.3f}{bubbles[0]:>9.1%}"
                   f"{bubbles[1]:>8.1%}{max(timing.bubbles):>11.1%}", flush=True)

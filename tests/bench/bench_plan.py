@@ -1,15 +1,16 @@
-"""Steps of examples/train_gpt.py beside what the planner of `tutti plan` predicts for this machine, and whether it puts
-the configurations in the right order.
+"""Measures steps of examples/train_gpt.py beside those that the planner of `tutti plan` predicts for this machine, and
+compares the order of the configurations by both.
 
     python tests/bench/bench_plan.py                        six configurations, on one, two and four ranks
     python tests/bench/bench_plan.py --turns 5 --only "dp 2" "dp 2, zero 1"
 
 The machine is measured in the same run, for each number of ranks, while all of them work: operations a second of the
 products that each configuration has, bytes a second of memory in an update, α and β of all-reduces. Ranks beyond the
-cores share them and wait for each other, so a speed is that of all ranks, which meet every few hundredths of a second.
-Nothing is hidden where computing keeps all cores busy, so overlap is 0; efficiency is 1, because what was measured is
-what is reached. A step is the median of the example's own, over the turns the least: others of this machine can only
-make it longer. The last line has Spearman's rank correlation of predicted and measured: 1 where the order is the same.
+cores share them and wait for each other, so a speed is measured on all ranks at once, with a barrier every few
+hundredths of a second. The planner's overlap is 0, because computing keeps all cores busy and so hides no
+communication. Its efficiency is 1, because the speeds are measured ones. A step is the median that the example prints,
+and the least of the turns: other programs of this machine can only make it longer. The last line has Spearman's rank
+correlation of the predicted and the measured times; 1 means the same order.
 """
 import argparse
 import json
@@ -35,13 +36,15 @@ sys.path.insert(0, str(EXAMPLE.parent))
 import train_gpt  # noqa: E402
 
 CONTEXT = 64
-CHARACTERS = 100                                        # of the example's text, nearly
-WINDOWS, ROUNDS, MEET_S = 3, 20, 0.02                   # longer than a turn of the scheduler's
+# The number of different characters in the example's text, nearly.
+CHARACTERS = 100
+# MEET_S: longer than a time slice of the scheduler.
+WINDOWS, ROUNDS, MEET_S = 3, 20, 0.02
 
 
 class Row(NamedTuple):
-    """One training: the example's sizes, and how it is divided; batch: sequences of a step, of all ranks. zero: None
-    where the example averages gradients itself, by one all-reduce."""
+    """One training: the sizes of the example's model, and how the ranks divide it. batch: the sequences of a step on
+    all ranks. zero: the stage, or None where the example itself averages gradients, by one all-reduce."""
     name: str
     layers: int
     width: int
@@ -104,7 +107,8 @@ def speed(work, amount: float) -> float:
 
 
 def product_speed(rows: int, inner: int, columns: int) -> float:
-    """Operations a second of a layer's three products: forward, back to its inputs, and to its weights."""
+    """Returns the operations a second of the three products of a layer: its outputs, and the gradients of its inputs
+    and of its weights."""
     x, weight, gradient = torch.randn(rows, inner), torch.randn(columns, inner), torch.randn(rows, columns)
 
     def work():
@@ -115,13 +119,14 @@ def product_speed(rows: int, inner: int, columns: int) -> float:
 
 
 def measure_machine(products: list[tuple[int, int, int]]) -> None:
-    """On each rank, all at the same time; rank 0 prints what all came to."""
+    """Measures the machine on all ranks at the same time. Rank 0 prints the results as JSON."""
     from torch_tutti._planning.measure import links
     torch.set_num_threads(1)
     dist.init_process_group("tutti")
     flops = [product_speed(*product) for product in products]
-    value, gradient = torch.zeros(1 << 24), torch.ones(1 << 24)      # more than caches hold
-    update = speed(lambda: value.add_(gradient), 3 * 4 * value.numel())     # two are read, one is written
+    # The arrays are larger than the caches. An update reads two numbers of 4 bytes and writes one.
+    value, gradient = torch.zeros(1 << 24), torch.ones(1 << 24)
+    update = speed(lambda: value.add_(gradient), 3 * 4 * value.numel())
     local, _ = links()
     if dist.get_rank() == 0:
         print(json.dumps({"flops": flops, "bandwidth": update, "local": local}))
@@ -153,14 +158,14 @@ def predicted(row: Row, cluster: Cluster) -> Estimate:
 
 
 def measured(row: Row, steps: int) -> float:
-    """Seconds of a step, as the example tells."""
+    """Returns the median seconds of a step, which the example prints."""
     shown = torchrun(row.ranks, str(EXAMPLE), "--steps", str(steps), "--context", str(CONTEXT), *row.flags)
     line = next(line for line in shown.splitlines() if line.startswith("step, median"))
     return float(line.split()[-2]) / 1e3
 
 
 def correlation(first: list[float], second: list[float]) -> float:
-    """Spearman's, of values that are all different."""
+    """Returns Spearman's rank correlation of two lists, neither of which has equal values."""
     places = [[sorted(values).index(value) for value in values] for values in (first, second)]
     count = len(first)
     return 1 - 6 * sum((a - b) ** 2 for a, b in zip(*places)) / (count * (count * count - 1))
@@ -196,7 +201,8 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=25)
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--only", nargs="+", choices=[row.name for row in ROWS], default=[row.name for row in ROWS])
-    parser.add_argument("--machine", type=json.loads, help=argparse.SUPPRESS)       # products of a number of ranks
+    # The sizes of products: main() starts this program with them, to measure the machine on a number of ranks.
+    parser.add_argument("--machine", type=json.loads, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.machine:
         measure_machine(options.machine)

@@ -1,29 +1,30 @@
-/* What the library's own choices cost: for each collective, size and kind of tensors the time of what runs when nobody
- * asks for anything, divided by that of the best of all algorithms, tile sizes, numbers of slots and ways to write
- * slots (knobs.c). Only what cannot differ for a row is left out.
+/* Measures what the library's own choices cost. For each collective, size and kind of tensors, the time of the
+ * library's choice is divided by the time of the best variant: of all algorithms, tile sizes, numbers of slots and ways
+ * to write slots (knobs.c). Variants that cannot differ for a row are left out.
  *
  *   bench_regret                         2 ranks (a quarter of an hour)
- *   bench_regret --ranks 4               so many
- *   bench_regret --only 'allreduce 64K'  rows whose label has all these words; more --only: more rows
- *   bench_regret --samples 3             three times as many
+ *   bench_regret --ranks 4               4 ranks
+ *   bench_regret --only 'allreduce 64K'  rows whose label has all these words; another --only adds rows
+ *   bench_regret --samples 3             takes three times as many samples
  *   bench_regret --single-copy           tries single copies of private tensors, too: twice as many variants
- *   bench_regret --finalists             also the medians of all that were compared to the end
+ *   bench_regret --finalists             also prints the medians of all finalists
  *   bench_regret --json FILE             also writes what was measured
  *
- * All variants live side by side, groups for each setup, and take turns in one run. A visit to one begins with so many
- * calls that its slots come to where use keeps them: else those of a hundred groups would have put each other out of
- * the cache. Before each call that is timed outputs are read and inputs written by their owners, as they are between
- * calls. All variants are visited, and those with the best visit are compared to the end, by the median of the slowest
- * rank.
+ * The groups of all setups exist side by side, and all variants take turns in one run. A visit to a variant begins with
+ * enough calls to bring its slots into the caches, as in use: otherwise the slots of a hundred groups would have
+ * evicted each other. Before each timed call the ranks read their outputs and write their inputs, as programs do
+ * between calls. After two visits to every variant, those with the best visit are the finalists, which are compared by
+ * the median of the slowest rank.
  *
- * The best of many is partly the luckiest, in its samples and in where its memory lies. So it is never judged by what
- * it was picked by: it is picked by the even visits and compared with the choice on the odd ones, which go to other
- * groups of the same setups, and the other way round; "regret" is the geometric mean of both. Groups differ by some
- * percent for ever, so there are four of each setup. Regret can fall below 1, and an unsure pick makes it too small;
- * "most" is the choice ÷ the best median of all samples, which luck makes too large. "twin": the choice on its odd
- * visits ÷ on its even ones, which is chance. "spread": from quartile to quartile, ÷ the median, of the choice and of
- * the best. "flag": a bare flag barrier in ns before and after the row, which shows where the cores are. A row during
- * which they were moved is measured again, twice at most. */
+ * The best of many variants is partly the luckiest one, in its samples and in where its memory lies. So no variant is
+ * judged by the samples for which it was picked: the best one on the even visits is compared with the choice on the odd
+ * visits, which use other groups of the same setups, and the other way round. "regret" is the geometric mean of both
+ * ratios. The groups of a setup differ by some percent as long as they live, so each setup has four of them. Regret can
+ * fall below 1, and an uncertain pick makes it too small. "most" is the choice's median divided by the best median, of
+ * all samples; luck makes it too large. "twin" is the choice's median on its odd visits divided by that on its even
+ * visits; it differs from 1 by chance only. "spread" is the distance of the quartiles divided by the median, of the
+ * choice and of the best. "flag" is a bare flag barrier in ns before and after the row, which shows how near the cores
+ * are. A row during which the cores were moved is measured again, twice at most. */
 #include "tests/bench/calls.h"
 #include "tests/bench/inside.h"
 #include "tests/bench/knobs.h"
@@ -42,20 +43,28 @@ enum {
     MOST_FILTERS = 16,
     LIMIT_S = 3600
 };
-enum { ROUND_BYTES = 4 << 20, WARM_CALLS = 20, HELD_CALLS = 100 };        /* until slots have come round */
-enum { TURNS = 3 };                                     /* of a row, at most, until cores are not moved */
-static const double GOOD = 1.05, ALIKE = 1.4;           /* flag barriers of one placement */
-struct effort { size_t below; int visits, calls; };     /* by size; each call is a sample */
+/* A visit begins with calls that are no samples, until all slots have been used: ROUND_BYTES in all, or WARM_CALLS
+   calls of a tiny row. An A/B test that runs when inside_hold stops the tuner is over after HELD_CALLS. */
+enum { ROUND_BYTES = 4 << 20, WARM_CALLS = 20, HELD_CALLS = 100 };
+/* A row is measured at most TURNS times, until the cores were not moved meanwhile. */
+enum { TURNS = 3 };
+/* Regret up to GOOD counts as good. Flag barriers that differ by a factor of less than ALIKE are of one placement of
+   the cores. */
+static const double GOOD = 1.05, ALIKE = 1.4;
+/* For rows of fewer than `below` bytes: the visits to each variant, and the calls of a visit, each of which is a
+   sample. */
+struct effort { size_t below; int visits, calls; };
 struct outcome {
     double choice, best, regret, most, twin, choice_spread, best_spread, flag, flag_after;
     char chosen[VARIANT_BYTES], winner[VARIANT_BYTES];
     int variants;
 };
-static struct shared_mapping {                                  /* of all ranks */
+static struct shared_mapping {                                  /* shared by all ranks */
     double sample[MOST_VARIANTS][MOST_RANKS][MOST_TIMES];
     int finalist[FINALISTS];
     struct outcome outcome[MOST_ROWS];
-    bool moved;                                         /* cores were, during the row */
+    /* The cores were moved during the row. */
+    bool moved;
 } *common;
 static struct arguments {
     const char *only[MOST_FILTERS], *json;
@@ -66,9 +75,11 @@ static struct bench_case rows[MOST_ROWS];
 static int row_count, setup_count, variant_count, cores;
 static struct setup setups[MOST_SETUPS];
 static tutti_unique_id ids[MOST_SETUPS][LIVES];
-static tutti_comm *comms[MOST_SETUPS][LIVES];         /* of a setup: they differ by chance only */
+/* The groups of a setup differ by chance only. */
+static tutti_comm *comms[MOST_SETUPS][LIVES];
 static struct variant variants[MOST_VARIANTS];
-static bool is_final;                                   /* only a few are left */
+/* True while only the finalists are visited. */
+static bool is_final;
 static struct pair private_pair, shared_pair;
 
 /* ---- samples ---- */
@@ -83,7 +94,7 @@ static struct effort effort_of(const struct bench_case *c)
     while (found.visits * found.calls > MOST_TIMES) found.visits -= LIVES;
     return found;
 }
-/* What is judged is what the library has come to. */
+/* Lets the tuner of each group of CHOICE come to its choice, and stops the tuner then: this choice is judged. */
 static void settle(const struct bench_case *c)
 {
     struct pair at = case_pair(c, private_pair, shared_pair);
@@ -94,7 +105,7 @@ static void settle(const struct bench_case *c)
         case_repeat(c, at, comms[CHOICE][life], HELD_CALLS);
     }
 }
-/* One sample after another; below TINY each is the mean of a batch. */
+/* Takes the samples of one visit. Below TINY bytes each one is the mean of a batch of calls. */
 static void visit(const struct variant *v, const struct bench_case *c, int number, int calls)
 {
     struct pair at = case_pair(c, private_pair, shared_pair);
@@ -117,7 +128,8 @@ static void visit(const struct variant *v, const struct bench_case *c, int numbe
     }
     flag_barrier();
 }
-/* Of the slowest rank: those of the visits of one parity, or of all (parity 2). Sorted by median_of. */
+/* Writes the times of the slowest rank to `out`, those of visits of one parity, or of all visits (parity 2). Returns
+   their number. */
 static int gather_times(int variant, const struct effort *e, int parity, double *out)
 {
     int count = 0;
@@ -150,7 +162,8 @@ static double best_visit(int variant, int calls)
     for (int parity = 0; parity < LOOKS; parity++) best = fmin(best, middle(variant, &one, parity));
     return best;
 }
-static void pick_finalists(int calls)                   /* the choice, and the fastest of the others */
+/* Picks the choice and the fastest of the other variants. */
+static void pick_finalists(int calls)
 {
     bool taken[MOST_VARIANTS] = { [CHOICE] = true };
     static double best[MOST_VARIANTS];
@@ -160,11 +173,12 @@ static void pick_finalists(int calls)                   /* the choice, and the f
         int fastest = -1;
         for (int v = 0; v < variant_count; v++)
             if (!taken[v] && (fastest < 0 || best[v] < best[fastest])) fastest = v;
-        common->finalist[f] = fastest;                  /* -1: there are no more */
+        common->finalist[f] = fastest;                  /* -1: no further one */
         if (fastest >= 0) taken[fastest] = true;
     }
 }
-/* In another order each time, the same on all ranks: what ran before leaves its traces in the caches. */
+/* Visits variants in another order each time, which is the same on all ranks: what a variant finds in the caches
+   depends on the one before it. */
 static void visit_all(const struct bench_case *c, const int *which, int count, int number, int calls)
 {
     int order[MOST_VARIANTS];
@@ -179,7 +193,8 @@ static void visit_all(const struct bench_case *c, const int *which, int count, i
 static void compare(const struct bench_case *c)
 {
     struct effort e = effort_of(c);
-    int laps = c->bytes > ROUND_BYTES ? 1 : 2;          /* of two the first is for the cache */
+    /* Of two laps the first one only fills the caches. */
+    int laps = c->bytes > ROUND_BYTES ? 1 : 2;
     is_final = false;
     for (int s = 0; s < laps * LOOKS; s++) visit_all(c, NULL, variant_count, s % LOOKS, e.calls);
     if (measure_rank == 0) pick_finalists(e.calls);
@@ -199,6 +214,7 @@ static int fastest_of(const struct effort *e, int parity)
         if (middle(common->finalist[f], e, parity) < middle(best, e, parity)) best = common->finalist[f];
     return best;
 }
+/* Returns the choice's median divided by that of the variant that is fastest on visits of the other parity. */
 static double on_other_half(const struct effort *e, int parity)
 {
     return middle(CHOICE, e, !parity) / middle(fastest_of(e, parity), e, !parity);
@@ -365,7 +381,7 @@ static void parse(int count, char **words)
         else if (!strcmp(words[i], "--single-copy")) arguments.single_copy = true;
         else if (!strcmp(words[i], "--finalists")) arguments.finalists = true;
         else {
-            fprintf(stderr, "what is %s? The first lines of tests/bench/bench_regret.c say what there is\n", words[i]);
+            fprintf(stderr, "%s is no option; the first lines of tests/bench/bench_regret.c list them\n", words[i]);
             exit(2);
         }
     }
@@ -375,7 +391,8 @@ static void parse(int count, char **words)
 int main(int count, char **words)
 {
     parse(count, words);
-    cores = measure_cores();                            /* before ranks are bound to one */
+    /* Later each rank is bound to one core. */
+    cores = measure_cores();
     list_rows();
     if (!row_count) { fprintf(stderr, "no row has all these words, as in 'allreduce 64K in private'\n"); return 2; }
     setup_count = setups_list(arguments.single_copy, setups);

@@ -1,10 +1,11 @@
-/* Windows beside the same bytes moved otherwise. On one host: a put into shared memory beside a memcpy to the same
- * place. Between two simulated hosts: a put and a signal, there and back, beside a send and a receive of the same bytes
- * there and back, through the same transport. Medians of one run, with both in turns.
+/* Compares windows with other ways to move the same bytes. On one host: a put into shared memory beside a memcpy to the
+ * same place. Between two simulated hosts: a put and a signal, there and back, beside a send and a receive of the same
+ * bytes there and back, over the same transport. Figures are medians of one run, in which both take turns.
  *
  *     bench_window [TRANSPORT]
  *
- * TRANSPORT: of the two hosts, as in TUTTI_TRANSPORT; otherwise shared memory stands for the network. */
+ * TRANSPORT: the transport between the two hosts, as in TUTTI_TRANSPORT. Without it, shared memory stands for the
+ * network. */
 #include "include/tutti_window.h"
 #include "tests/bench/measure.h"
 #include "tests/support/world.h"

@@ -1,17 +1,18 @@
-"""A step of training, divided among the ranks in several ways: zero's stages beside DistributedDataParallel and FSDP2.
+"""Measures a step of training a model that the ranks divide in several ways: zero, DistributedDataParallel and FSDP2.
 
-    torchrun --standalone --nproc-per-node 2 tests/bench/bench_zero.py               time, turn by turn in one run
-    torchrun --standalone --nproc-per-node 2 tests/bench/bench_zero.py --memory zero3       memory, of one way alone
-    torchrun --standalone --nproc-per-node 2 tests/bench/bench_zero.py --timer              what of the sums is exposed
+    torchrun --standalone --nproc-per-node 2 tests/bench/bench_zero.py               time of all ways, in turns
+    torchrun --standalone --nproc-per-node 2 tests/bench/bench_zero.py --memory zero3       memory of one way
+    torchrun --standalone --nproc-per-node 2 tests/bench/bench_zero.py --timer              exposed time of the sums
     script/hosts 2 --ranks 2 -- tests/bench/bench_zero.py --hosts 2 --ways hsdp zero2 zero3     over hosts; hsdp: FSDP2
                                                                     that shards on a host and replicates between hosts
 
 The model is that of examples/train_gpt.py, with the sizes asked for; the optimizer AdamW, torch's with fused=True.
-Time: the median over the turns of each way's step by that of DistributedDataParallel on tutti in the same turn; a
-step is as long as its slowest rank. Memory: what the ranks have together between steps and at most, shared pages
-counted once (PSS), less what they had with a small model before; and what the formula says. Timer: layers that take
-their time and no core, as a GPU's do; sums take 0.8 of the backward pass; measured is how much longer that is until
-all are summed, by the same with each rank in a group by itself.
+Time: each way's step divided by that of DistributedDataParallel on tutti in the same turn, the median over the
+turns. A step is as long as its slowest rank takes. Memory: the bytes of all ranks together, between steps and at most,
+with shared pages counted once (PSS), less their bytes with a small model before; beside it stands the result of a
+formula. Timer: layers sleep instead of computing, so they take time but no core, as on a GPU, and sums take 0.8 of the
+backward pass. The figure is the time until all gradients are summed, less the same time with each rank in a group by
+itself.
 """
 import argparse
 import ctypes
@@ -43,7 +44,7 @@ def adamw(parameters):
 
 
 class Training:
-    """One way of dividing a model, and its step."""
+    """A model that is divided in one way, and its step."""
 
     def __init__(self, way, group, options, text):
         torch.manual_seed(1)
@@ -78,7 +79,7 @@ class Training:
 
 
 class Layer(torch.nn.Module):
-    """Sleeps; then its gradient is there."""
+    """A layer that sleeps instead of computing, and then returns a gradient that exists already."""
 
     class Sleep(torch.autograd.Function):
         @staticmethod
@@ -101,7 +102,7 @@ class Layer(torch.nn.Module):
 
 
 class Timer:
-    """Until all gradients are summed."""
+    """A step of sleeping layers that ends when all gradients are summed."""
 
     def __init__(self, stage, group):
         model = torch.nn.Sequential(*(Layer() for _ in range(12)))
@@ -146,7 +147,7 @@ def shared_bytes():
 
 
 class Highest(threading.Thread):
-    """The most that this rank has had, looked at every few milliseconds."""
+    """A thread that looks at the bytes of this process every 4 ms, and keeps the largest number."""
 
     def __init__(self):
         super().__init__(daemon=True)
@@ -159,14 +160,15 @@ class Highest(threading.Thread):
 
 def settled_bytes():
     gc.collect()
-    ctypes.CDLL(None).malloc_trim(0)                    # what is free counts for nobody
+    # Free memory of the heap goes back to the system, so it does not count.
+    ctypes.CDLL(None).malloc_trim(0)
     dist.barrier()
     return shared_bytes()
 
 
 def remember(way, group, options, text):
-    """Bytes of all ranks together, when nothing runs and at most; parameters. A small model comes first, so that what
-    torch loads and keeps for any model is not counted."""
+    """Returns the bytes of all ranks together, between steps and at most, and the number of parameters. A small model
+    runs first, so that the memory that torch keeps for any model is not counted."""
     sizes = {**vars(options), "width": 16 * options.heads, "layers": 2}
     small = Training(way, group, argparse.Namespace(**sizes), text)
     for _ in range(2):
@@ -187,11 +189,12 @@ def remember(way, group, options, text):
 
 
 def expected(way, count, ranks, units):
-    """Bytes of all ranks together, activations apart, for a model of equal units on one host."""
+    """Returns the bytes of all ranks together, without activations, by a formula for equal units on one host."""
     if way.startswith(("ddp", "zero0")):
         return 16 * count * ranks
     parameters = 4 * count * (ranks if way in ("zero1", "zero2") else 1)
-    parameters += 4 * count / units * ranks * (way == "zero3-sharded")          # what is gathered ahead
+    # Each rank has one unit that is gathered ahead.
+    parameters += 4 * count / units * ranks * (way == "zero3-sharded")
     buffers = ranks * (4 * count if way == "zero1" else 4 * 2 * count / units)
     moments = 8 * count * (3 / units if way == "zero3-file" else 1)
     return parameters + buffers + 4 * count + moments
@@ -203,8 +206,8 @@ def main() -> None:
     parser.add_argument("--memory", choices=[way for way in WAYS if way != "computing"])
     parser.add_argument("--timer", action="store_true")
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=[way for way in WAYS if way != "hsdp"],
-                        help="what to time, beside ddp")
-    parser.add_argument("--hosts", type=int, default=1, help="for hsdp: how many the ranks are on")
+                        help="the ways to time beside ddp")
+    parser.add_argument("--hosts", type=int, default=1, help="for hsdp: the number of hosts")
     for name, value in (("width", 512), ("heads", 8), ("layers", 8), ("context", 64), ("batch", 1)):
         parser.add_argument(f"--{name}", type=int, default=value)
     options = parser.parse_args()

@@ -1,4 +1,4 @@
-/* The rows of the benchmarks as calls of the library. */
+/* Makes the calls of the library that the rows of cases.h measure. */
 #include "tests/bench/calls.h"
 #include <string.h>
 

@@ -11,14 +11,15 @@ static const char *const besides[] = { "flag barrier", "ladder barrier", "flag p
 const char *verb_name(enum verb verb) { return verbs[verb]; }
 const char *beside_name(enum beside beside) { return besides[beside]; }
 
-/* ---- goals: how many times what is beside, on private and on shared tensors ---- */
+/* ---- goals: the ratio to the reference at most, on private and on shared tensors ---- */
+/* For 64 MiB; those of allreduce are for 16 MiB and more. */
 static const struct {
     enum verb verb;
     bool in_place;
     double on_private, on_shared;
 } copies_at_64_mi[] = {
     { ALLREDUCE, true, 1.12, 0.52 },
-    { ALLREDUCE, false, 1.45, 0.90 },           /* from 16 to 256 MiB */
+    { ALLREDUCE, false, 1.45, 0.90 },
     { REDUCE_SCATTER, false, 0.92, 0.68 },
     { ALLGATHER, false, 1.12, 0.88 },
     { BROADCAST, true, 1.18, 0.95 },
@@ -51,7 +52,9 @@ static void set_goal_of_two(struct bench_case *c)
         c->goal = copies_goal(c);
     }
 }
-static void set_goal_of_more(struct bench_case *c)      /* than there are cores, on the machine of the goals */
+/* Sets the goal of a row of four or eight ranks. The goals are for a machine of two cores, so these ranks share
+   cores. */
+static void set_goal_of_more(struct bench_case *c)
 {
     c->beside = c->bytes < 4 * KI ? BACKOFF_BARRIER : MEMCPY;
     if (c->bytes == 8) {
@@ -69,10 +72,12 @@ double case_touched(const struct bench_case *c)
     case ALLGATHER: return c->in_place ? 0.5 : (part + 1) / 2;
     case BROADCAST: return c->in_place ? 0.5 : (part + 1) / 2;
     case ALL_TO_ALL: return 1;
-    case REDUCE: return (1 + part) / 2;                 /* all input, and what the root makes of it */
+    /* All input is read, and the root writes the result. */
+    case REDUCE: return (1 + part) / 2;
+    /* These are measured out of place only. Of a message one rank reads the bytes and the other one writes them. */
     case GATHER:
-    case SCATTER: return part;                          /* out of place */
-    case SEND_RECV: return part;                        /* one rank reads, the other writes */
+    case SCATTER:
+    case SEND_RECV: return part;
     case VERBS: break;
     }
     return 0;
@@ -81,11 +86,13 @@ double case_crossing(const struct bench_case *c)
 {
     double others = (c->ranks - 1.0) / c->ranks / (c->shared ? 2 : 1);
     switch (c->verb) {
-    case ALLREDUCE: return 2 * others;                  /* as input and as result */
+    /* Bytes cross as input and as result. */
+    case ALLREDUCE: return 2 * others;
     case REDUCE_SCATTER:
     case ALLGATHER:
     case ALL_TO_ALL:
-    case BROADCAST:                                     /* from one rank, so in the mean a part of what it sends */
+    /* Only one rank sends or receives all, so the mean of the ranks is a part of that. */
+    case BROADCAST:
     case REDUCE: return others;
     case GATHER:
     case SCATTER: return others / c->ranks;

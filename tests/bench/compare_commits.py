@@ -24,7 +24,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 BUILD = ROOT / "build/compare"
 FLAGS = ["-O3", "-march=native", "-D_GNU_SOURCE", "-std=c11"]
-SIZES = [8, 4096, 65536, 1 << 20, 64 << 20]                         # of allreduce; of the others the largest
+# SIZES are the bytes of allreduce. The other collectives are measured at the largest one only.
+SIZES = [8, 4096, 65536, 1 << 20, 64 << 20]
 OTHERS = ["reduce_scatter", "allgather", "broadcast", "reduce", "all_to_all", "gather", "scatter", "send and back"]
 FORMS = ["tutti sync", "tutti async"]                               # of bench_call.py
 THIS, OTHER, AGAIN = "this", "that", "again"
@@ -52,7 +53,7 @@ class Contender:
 
 # ---- builds ----
 def checked_out(commit):
-    """A tree of that commit with the package built in it; quick the second time."""
+    """Returns a worktree of the commit in which the package is built. An earlier build of the commit is used again."""
     name = git("rev-parse", "--short", f"{commit}^{{commit}}")
     tree = BUILD / name
     if not (tree / "setup.py").exists():
@@ -80,7 +81,7 @@ def contenders(commit):
     for one in found:
         shutil.rmtree(BUILD / f"cache.{one.name}", ignore_errors=True)
         library, headers = one.package / "torch_tutti", BUILD / f"headers.{one.name}"
-        # include/ of the contender, before all else of this checkout
+        # The contender's include/ comes before that of this checkout.
         shutil.rmtree(headers, ignore_errors=True)
         headers.mkdir()
         (headers / "include").symlink_to(one.root / "include")
@@ -108,7 +109,7 @@ def form_label(form):
 
 
 def runs_of(ranks, pattern):
-    """(ranks, shared, {collective: sizes}) of each run of the program."""
+    """Yields (ranks, shared, {collective: sizes}) for each run of the program."""
     for shared in (False, True):
         wanted = {}
         for collective, sizes in [("allreduce", SIZES), *((name, SIZES[-1:]) for name in OTHERS)]:
@@ -120,7 +121,7 @@ def runs_of(ranks, pattern):
 
 
 def measured_in_c(one, ranks, shared, wanted):
-    """{label: (median, best)} in µs."""
+    """Returns {label: (median, best)} in µs."""
     words = [f"{collective}={','.join(map(str, sizes))}" for collective, sizes in wanted.items()]
     lines = one.run(one.program, ranks, *["shared"] * shared, *words).splitlines()
     rows = (line.split("\t") for line in lines)
@@ -128,21 +129,21 @@ def measured_in_c(one, ranks, shared, wanted):
 
 
 def measured_in_torch(one, forms):
-    told = BUILD / "call.json"
+    results = BUILD / "call.json"
     one.run(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", 2,
-            ROOT / "tests/bench/bench_call.py", "--turns", 30, "--json", told)
-    figures = json.loads(told.read_text())["figures"]
+            ROOT / "tests/bench/bench_call.py", "--turns", 30, "--json", results)
+    figures = json.loads(results.read_text())["figures"]
     return {form_label(form): tuple(figures[form][:2]) for form in forms}
 
 
 def stolen():
-    """(ticks that the hypervisor gave to others, all ticks) since the machine began."""
+    """Returns (ticks that the hypervisor gave to other machines, all ticks) since this machine has started."""
     ticks = [int(word) for word in Path("/proc/stat").read_text().splitlines()[0].split()[1:9]]
     return ticks[7], sum(ticks)
 
 
 def measure(everyone, options):
-    """{label: {contender: [(median, best) of each round]}}"""
+    """Returns {label: {contender: [(median, best) of each round]}}."""
     plans = [plan for ranks in options.ranks for plan in runs_of(ranks, options.only)]
     forms = [form for form in FORMS if re.search(options.only, form_label(form))]
     if not plans and not forms:
@@ -172,7 +173,7 @@ def ratios(samples, over, under):
 
 
 def verdict(samples):
-    """The columns of a row, and what it is called."""
+    """Returns the ratios of a row, their noise, and a text that says whether this checkout is slower."""
     ratio, noise = ratios(samples, THIS, OTHER), ratios(samples, AGAIN, THIS)
     late = [value > 1 + LIMIT + abs(same - 1) for value, same in zip(ratio, noise)]
     return ratio, noise, {(True, True): "SLOWER", (True, False): "slower, not at its best",
@@ -198,7 +199,7 @@ def main():
     parser.add_argument("commit", help="what this checkout is compared to")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--ranks", type=lambda text: [int(word) for word in text.split(",")], default=[2, 4, 8])
-    parser.add_argument("--only", default="", metavar="PATTERN", help="cases whose label has it, a regular expression")
+    parser.add_argument("--only", default="", metavar="PATTERN", help="only cases whose label has this pattern")
     options = parser.parse_args()
     BUILD.mkdir(parents=True, exist_ok=True)
     return report(measure(contenders(options.commit), options))

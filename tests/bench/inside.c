@@ -1,4 +1,4 @@
-/* What benchmarks ask of the inside of the library. */
+/* Access of the benchmarks to internals of the library. */
 #include "tests/bench/inside.h"
 #include "backend/engine/comm.h"
 #include <math.h>

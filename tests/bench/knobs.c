@@ -1,4 +1,4 @@
-/* Settings and algorithms to compare a choice with. */
+/* The settings and algorithms with which bench_regret compares the library's choice. */
 #include "tests/bench/knobs.h"
 #include "backend/base/settings.h"
 #include "tests/bench/inside.h"
@@ -7,8 +7,9 @@
 #include <string.h>
 
 enum { MOST_VALUES = 5, STREAM_AT_LEAST = 2048 };
-/* Streaming by itself (-1) stands beside no and yes: it streams outputs that no cache holds, whatever it does with
-   slots. Single copy doubles the variants of what is private, so it is tried when asked for. */
+/* The values of each setting, and the words for them in the name of a variant. TUTTI_STREAMING: 0 streams nothing, 1
+   streams slots, and -1 streams slots where that proves faster; 1 and -1 also stream outputs that no cache holds.
+   Single copy doubles the variants of rows with private tensors, so it is tried only on request. */
 static const struct {
     const char *setting, *value[MOST_VALUES], *word[MOST_VALUES];
     int count;
@@ -22,7 +23,8 @@ static const struct {
 };
 
 /* ---- setups ---- */
-static bool next_setup(struct setup *s, bool single_copy)               /* counts, the last knob fastest */
+/* Sets the next combination of values; the last knob changes fastest. Returns false after the last combination. */
+static bool next_setup(struct setup *s, bool single_copy)
 {
     for (int k = KNOBS - 1; k >= 0; k--) {
         int count = knobs[k].when_asked && !single_copy ? 1 : knobs[k].count;
@@ -50,8 +52,9 @@ void setup_apply(const struct setup *setup)
 }
 
 /* ---- variants ---- */
-/* Of setups that make the same of a row the first is enough: tiles that hold all of it, slots that no tile is left for,
-   ways to write and to read that short runs never take. Messages know neither tiles nor slots. */
+/* Returns false if an earlier setup runs the row in the same way: with tiles that hold the whole row, with as many
+   slots as the row has tiles, or with ways to write and to read that short runs never take. Messages have neither tiles
+   nor slots. */
 static bool can_differ(const struct bench_case *c, const struct setup *s)
 {
     size_t tile = strtoull(knobs[TILE_BYTES].value[s->value[TILE_BYTES]], NULL, 10), tiles = (c->bytes - 1) / tile + 1;

@@ -1,5 +1,5 @@
-/* Ranks, clock, samples and references of the benchmarks in C. What ranks tell each other here goes through one
- * mapping made before they are forked, and never through the library that is measured. */
+/* Ranks, clock, samples and references of the benchmarks in C. The ranks exchange times and flags through a mapping
+ * that is made before they are forked, and never through the library that is measured. */
 #include "tests/bench/measure.h"
 #include "backend/base/pause.h"
 #include "backend/host/wait.h"
@@ -19,15 +19,17 @@
 struct line { _Alignas(128) _Atomic uint64_t word; _Alignas(128) _Atomic uint32_t waiters, core; };
 enum { LONG_RING = 8 << 20, SHORT_RING = 256 << 10 };
 struct shared {
-    struct line flag[MOST_RANKS], rung[MOST_RANKS], ping[2], handed[2], taken[2];
+    struct line flag[MOST_RANKS], backoff[MOST_RANKS], ping[2], handed[2], taken[2];
     double arrival[MOST_RANKS];
     double sample[SERIES][MOST_RANKS][MOST_SAMPLES], call[BESIDE + 1][MOST_RANKS][MOST_CALLS];
     _Alignas(4096) unsigned char slot[2][COHERENT_MOST], ring[2][LONG_RING];
 };
 static struct shared *shared;
-static uint64_t flags, rungs, pings, pieces;
+/* The barriers, messages and pieces of this rank so far. */
+static uint64_t flags, backoffs, pings, pieces;
 static double clock_ns;
-static bool oversubscribed;                             /* more ranks than cores */
+/* There are more ranks than cores. */
+static bool oversubscribed;
 int measure_ranks, measure_rank;
 
 /* ---- ranks ---- */
@@ -42,7 +44,8 @@ int measure_cores(void)
     cpu_set_t set;
     return sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
 }
-static void pin(int index)                              /* to the index-th core that this process may use */
+/* Pins this process to the core number `index` of those that it may use. */
+static void pin(int index)
 {
     cpu_set_t all, one;
     if (sched_getaffinity(0, sizeof all, &all)) return;
@@ -103,7 +106,8 @@ bool measure_run(int ranks, bool pinned, unsigned limit_s, void (*rank_main)(voi
                 if (process[r] == ended) process[r] = 0;
             continue;
         }
-        for (int r = 0; r < ranks && good; r++)         /* those that are left would wait for it */
+        /* The other ranks would wait for this one. */
+        for (int r = 0; r < ranks && good; r++)
             if (process[r] > 0 && process[r] != ended) kill(process[r], SIGKILL);
         good = false;
     }
@@ -196,15 +200,15 @@ void flag_barrier(void)
     atomic_store_explicit(&shared->flag[measure_rank].word, mine, memory_order_release);
     for (int r = 0; r < measure_ranks; r++) await(&shared->flag[r], mine);
 }
-/* As in the executor: somebody who has not come yet waited on this core. */
+/* Returns true if a rank that has not arrived yet has waited on this core, as in the executor. */
 static bool is_in_the_way(uint64_t value)
 {
     uint32_t core = wait_core();
-    struct line *own = &shared->rung[measure_rank];
+    struct line *own = &shared->backoff[measure_rank];
     if (atomic_load_explicit(&own->core, memory_order_relaxed) != core) atomic_store(&own->core, core);
     for (int r = 0; r < measure_ranks; r++)
-        if (atomic_load_explicit(&shared->rung[r].core, memory_order_relaxed) == core
-            && atomic_load_explicit(&shared->rung[r].word, memory_order_acquire) < value)
+        if (atomic_load_explicit(&shared->backoff[r].core, memory_order_relaxed) == core
+            && atomic_load_explicit(&shared->backoff[r].word, memory_order_acquire) < value)
             return true;
     return false;
 }
@@ -220,12 +224,12 @@ static void backoff_until(const struct backoff *backoff, struct line *line, uint
 void backoff_barrier(void)
 {
     static struct backoff backoff;
-    struct line *own = &shared->rung[measure_rank];
-    uint64_t mine = ++rungs;
+    struct line *own = &shared->backoff[measure_rank];
+    uint64_t mine = ++backoffs;
     if (mine == 1) backoff = backoff_for_thread(true);
     counter_publish_and_wake(NULL, &own->word, mine, &own->waiters);
     for (int r = 0; r < measure_ranks; r++)
-        if (r != measure_rank) backoff_until(&backoff, &shared->rung[r], mine);
+        if (r != measure_rank) backoff_until(&backoff, &shared->backoff[r], mine);
 }
 void flag_there_and_back(void)
 {
@@ -264,11 +268,13 @@ static void read_lines(const void *from, size_t bytes)
 double coherent_ns(const void *from, size_t bytes, bool streamed)
 {
     double took = 0;
-    for (int round = 0; round < 2; round++) {           /* after the first the peer holds the lines: it is for that */
+    /* The first round only brings the lines into the cache of the peer. */
+    for (int round = 0; round < 2; round++) {
         flag_barrier();
         double begin = now_ns();
         write_lines(shared->slot[measure_rank], from, bytes, streamed);
-        atomic_thread_fence(memory_order_seq_cst);      /* else the last of the stores are still on their way */
+        /* Without the fence the last stores would still be on their way. */
+        atomic_thread_fence(memory_order_seq_cst);
         took = since_ns(begin);
         flag_barrier();
         begin = now_ns();
@@ -277,7 +283,8 @@ double coherent_ns(const void *from, size_t bytes, bool streamed)
     }
     return took;
 }
-static void fetch_lines(const void *from, size_t bytes) /* a word of each, which brings all of it */
+/* Reads a word of each line, which brings the whole line. */
+static void fetch_lines(const void *from, size_t bytes)
 {
     enum { LINE = 64 };
     const unsigned char *at = from;
@@ -288,7 +295,8 @@ static void fetch_lines(const void *from, size_t bytes) /* a word of each, which
     }
     __asm__ volatile("" ::"r"(sum));
 }
-/* Pieces are numbered over all calls and ways, and so are the counters that say how many were handed over and taken. */
+/* Hands `count` pieces to the peer, and takes as many from it. Pieces are numbered over all calls and ways, and so are
+   the counters of pieces that were handed over and taken. */
 static void cross(const void *from, size_t piece, uint64_t count, size_t ring, bool streamed)
 {
     int mine = measure_rank, peer = 1 - measure_rank;
@@ -300,7 +308,8 @@ static void cross(const void *from, size_t piece, uint64_t count, size_t ring, b
             write_lines(shared->ring[mine] + at % slots * CROSSING_PIECE, from, piece, streamed);
             atomic_store_explicit(&shared->handed[mine].word, at + 1, memory_order_release);
         }
-        if (k == 0) continue;                           /* the peer's piece is on its way while mine is written */
+        /* The peer's piece number k - 1 is on its way while this rank writes its own number k. */
+        if (k == 0) continue;
         await(&shared->handed[peer], at);
         fetch_lines(shared->ring[peer] + (at - 1) % slots * CROSSING_PIECE, piece);
         atomic_store_explicit(&shared->taken[mine].word, at, memory_order_release);

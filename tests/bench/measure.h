@@ -1,7 +1,7 @@
-/* What all benchmarks in C share: ranks as processes on cores of their own, a clock, samples that become the quantiles
- * of the slowest rank, and the references beside which everything is measured: flags, memcpy, and lines that two cores
- * hand to each other. Whoever is measured and what it is measured against take turns in one run, because the machine
- * drifts; a figure by itself says little. */
+/* What all benchmarks in C share: ranks as processes on cores of their own, a clock, samples with the quantiles of the
+ * slowest rank, and the references beside which everything is measured: flags, and cache lines that two cores hand to
+ * each other. The library and its reference take turns in one run, because the machine drifts: a figure by itself says
+ * little. */
 #pragma once
 #include "include/tutti.h"
 #include <stdbool.h>
@@ -11,57 +11,74 @@
 enum { MOST_RANKS = 16, MOST_SAMPLES = 512, MOST_CALLS = 20000 };
 
 /* ---- ranks ---- */
-extern int measure_ranks, measure_rank;                 /* of this process, inside measure_run                    */
-int measure_cores(void);                                /* that this process may use                              */
-const char *measure_option(int count, char **words, int *at);          /* what follows words[*at]; moves *at        */
-/* Forks the ranks; each runs `main`, pinned to core rank modulo cores unless that is switched off, and must be over
-   within limit_s seconds. False: one of them did not end well; then the others are ended too. */
+/* The number of ranks, and that of this process; set by measure_run. */
+extern int measure_ranks, measure_rank;
+/* Returns the number of cores that this process may use. */
+int measure_cores(void);
+/* Returns the word after words[*at], and moves *at to it. Ends the program if there is no further word. */
+const char *measure_option(int count, char **words, int *at);
+/* Forks the ranks, which run rank_main. If `pinned`, each is pinned to the core with its number modulo the number of
+   cores. A rank must end within limit_s seconds. Returns false if one failed; then the others are killed. */
 bool measure_run(int ranks, bool pinned, unsigned limit_s, void (*rank_main)(void *context), void *context);
-void *measure_map(size_t bytes, bool with_ranks);       /* zeroed memory; with_ranks: of all ranks forked later   */
-void must(tutti_status status);                         /* ends the process with the text unless it is OK         */
+/* Returns zeroed memory. with_ranks: it is shared with all ranks that are forked later. */
+void *measure_map(size_t bytes, bool with_ranks);
+/* Prints the error and ends the process unless the status is TUTTI_OK. */
+void must(tutti_status status);
 
 /* ---- the clock ---- */
 double now_ns(void);
-double since_ns(double begin);                          /* without what the clock itself takes                    */
+/* Returns the ns since `begin`, without those that reading the clock takes. */
+double since_ns(double begin);
 
 /* ---- samples ---- */
 enum { CROSSING_WAYS = 4, CROSSING_SHORT_WAYS = 2 };
-/* Of several ways of a reference the best counts. CROSSING: that way and the others behind it. */
+/* Of several ways of a reference the best one counts. CROSSING is the first of CROSSING_WAYS series. */
 enum series { OURS, BESIDE, BESIDE_OTHERWISE, UPDATE, CROSSING, SERIES = CROSSING + CROSSING_WAYS };
-void sample_set(enum series which, int index, double ns);              /* of this rank                            */
-/* One call of many, where a sample is the mean of many; series: OURS or BESIDE. */
+/* Stores a sample of this rank. */
+void sample_set(enum series which, int index, double ns);
+/* Stores the time of one call, where a sample is the mean of many calls. which: OURS or BESIDE. */
 void call_set(enum series which, int index, double ns);
-/* For rank 0 when all have met: of the slowest rank of each sample. q: 0 the best … 1 the slowest. */
+/* Returns the quantile q of the times of the slowest rank: 0 for the best, 1 for the slowest. Rank 0 calls it after a
+   barrier. */
 double sample_quantile(enum series which, int samples, double q);
 double call_quantile(enum series which, int calls, double q);
-/* The median over samples of one series ÷ another, each pair taken in one turn: what moves both moves it little. */
+/* Returns the median of the ratios of the samples of both series. The samples of a ratio are of one turn, so it changes
+   little when the machine makes both slower. */
 double sample_ratio(enum series which, enum series beside, int samples);
-double median_of(double *values, int count);            /* sorts them                                             */
+/* Sorts the values, and returns their median. */
+double median_of(double *values, int count);
 
-/* ---- references; the same number of calls on every rank ---- */
-/* When this rank may begin, for since_ns. With more ranks than cores it is when the last of all has arrived: else a
-   rank that gets no core until the others are done would have waited for nothing. */
+/* ---- references; every rank must make the same calls ---- */
+/* Waits for all ranks, and returns the time at which this rank begins, for since_ns. With more ranks than cores that is
+   the arrival of the last rank: otherwise the time would be too short on a rank that gets a core only after the others
+   have finished. */
 double begin_together(void);
-void flag_barrier(void);                                /* the least any meeting of ranks can cost                */
-void backoff_barrier(void);                              /* the same with the product's way of waiting             */
-void flag_there_and_back(void);                         /* ranks 0 and 1; with others only those two              */
-extern bool flag_pauses;                                /* while polling a flag; sometimes it is better so        */
-void measure_relax(int tries);                          /* after the n-th fruitless poll                          */
-double flag_barrier_ns(void);                           /* median of some batches: tells how near the cores are,
-                                                           which it cannot with more ranks than cores: 0          */
-/* Two ranks, up to COHERENT_MOST bytes. ns for writing so many bytes into lines that the peer holds and reading as
-   many that the peer has just written: what a staged allreduce cannot avoid. streamed: stores go around the cache.
-   from: what is written, in this core's cache. */
+/* A barrier by a flag of each rank: no barrier can cost less. */
+void flag_barrier(void);
+/* The same, but ranks wait by the library's backoff. */
+void backoff_barrier(void);
+/* A flag from rank 0 to rank 1 and back; other ranks do nothing. */
+void flag_there_and_back(void);
+/* Whether ranks pause between polls of a flag, which is faster on some machines. */
+extern bool flag_pauses;
+/* Pauses or yields after a poll without result. tries: the number of such polls before. */
+void measure_relax(int tries);
+/* Returns the median ns of a flag barrier, which shows how near the cores are; 0 with more ranks than cores. */
+double flag_barrier_ns(void);
+/* For two ranks, and up to COHERENT_MOST bytes. Returns the ns of writing `bytes` bytes into lines that the peer holds,
+   and of reading the same number of bytes that the peer has just written: a staged allreduce cannot avoid these. from:
+   the bytes that are written, which this core has in its cache. streamed: stores go around the cache. */
 enum { COHERENT_MOST = 1 << 20 };
 double coherent_ns(const void *from, size_t bytes, bool streamed);
 bool coherent_can_stream(void);
-/* Two ranks, each on a core of its own. ns for handing so many bytes to the peer while as many are taken from it, in
-   pieces that go round in a ring, so writing, invalidating and reading overlap as they do in what is staged. way: below
-   CROSSING_SHORT_WAYS the ring is short and caches hold it, else long; by ordinary and by streaming stores. from: at
-   least a piece that this core has in its cache. Nothing else is read or written, so staging takes no less than the
-   best way. */
+/* For two ranks, each on its own core. Returns the ns of handing `bytes` bytes to the peer while the same number of
+   bytes is taken from it, in pieces through a ring, so that writing, invalidating and reading overlap as in staging.
+   Nothing else is read or written, so staging takes no less than the best way. from: one piece or more, which this core
+   has in its cache. way: below CROSSING_SHORT_WAYS the ring is short and the caches hold it, otherwise it is long; odd
+   ways use streaming stores. */
 enum { CROSSING_PIECE = 64 << 10 };
 double crossing_ns(const void *from, size_t bytes, int way);
-/* ns for reading and writing so many bytes in place: the rate at which memory can be worked on. */
+/* Returns the ns of an update of `bytes` bytes in place, which reads and writes each of them once. */
 double update_ns(void *at, size_t bytes);
-void dirty(void *at, size_t bytes, int seed);           /* the owner writes its buffer: small floats              */
+/* Fills the buffer with small floats that depend on the seed. */
+void dirty(void *at, size_t bytes, int seed);

@@ -26,7 +26,7 @@ void outcome_print_header(void)
         "best", "beside", "median", "ratio", "/ limit", "goal", "flag");
     fflush(stdout);
 }
-static void say_goal(const struct bench_case *c, const struct outcome *o, char *out, size_t capacity)
+static void goal_format(const struct bench_case *c, const struct outcome *o, char *out, size_t capacity)
 {
     const char *judge = outcome_judge(c, o);
     if (c->goal <= 0) out[0] = '\0';
@@ -41,7 +41,7 @@ void outcome_print(const struct bench_case *c, const struct outcome *o)
 {
     char label[96], goal[64], flag[32];
     case_label(c, label, sizeof label);
-    say_goal(c, o, goal, sizeof goal);
+    goal_format(c, o, goal, sizeof goal);
     snprintf(flag, sizeof flag, "%.0f, %.0f", o->flag, o->flag_after);
     printf("%-44s %11.3f %11.3f %11.3f  %-14s %11.3f %6.2f %7.2f  %-25s %9s  %s\n", label, o->median / 1e3,
         o->p99 / 1e3, o->best / 1e3, beside_name(c->beside), o->beside / 1e3, o->ratio, o->median / outcome_limit(o),

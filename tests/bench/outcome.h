@@ -1,28 +1,36 @@
-/* What came out of a row of bench_core: the figures, by what they are judged, and how they are printed and written. */
+/* The outcome of a row of bench_core: its figures, the bound that judges it, and how it is printed and written. */
 #pragma once
 #include "tests/bench/cases.h"
 #include <stdbool.h>
 #include <stdio.h>
 
-struct outcome {                                        /* in ns                                                  */
+/* Times in ns. */
+struct outcome {
     bool measured;
-    double median, p99, best, slowest, beside, beside_p99;
-    double beside_single;                               /* the median of references timed one by one              */
-    double ratio;                                       /* to what is beside; of flags the median over the turns  */
-    double memory;                                      /* all input read once, all output written once           */
-    double crossing;                                    /* what staging hands from core to core; 0: not measured  */
+    double median, p99, best, slowest;
+    /* Of the reference: the median, the 99th percentile, and the median of calls timed one by one. */
+    double beside, beside_p99, beside_single;
+    /* The ratio to the reference; below TINY bytes the median of the ratios of the turns. */
+    double ratio;
+    /* The limits: all input is read once and all output is written once; and the bytes that must go from core to core
+       do so, 0 if that was not measured. */
+    double memory, crossing;
+    /* A flag barrier before and after the row. */
     double flag, flag_after;
 };
-#define LIMIT_GOAL 1.25                                 /* most times its limit, for a row that is judged by it     */
-/* The greater of both limits: nobody can be faster. */
+/* A row that is judged by its limit may take that many times as long. */
+#define LIMIT_GOAL 1.25
+/* Returns the greater of both limits in ns: no implementation can be faster. */
 double outcome_limit(const struct outcome *o);
-/* "goal", or the limit by which the row is judged instead: "crossing" or "memory". That is so for a row beside memcpy,
-   T_coh or the same bytes as float32 whose goal allows less than LIMIT_GOAL times its limit: memcpy then runs at a
-   rate, of the cache of its own core or of stores around the caches, at which nothing gets from core to core, or in and
-   out of memory; T_coh does not count how ranks meet; and float32 itself is at its limit. */
+/* Returns the bound by which the row is judged: "goal", or a limit, "crossing" or "memory". A limit judges a row beside
+   memcpy, T_coh or float32 whose goal allows less than LIMIT_GOAL times the limit. Such a reference cannot be reached:
+   memcpy works in the cache of its own core or with stores around the caches, faster than bytes go from core to core or
+   in and out of memory; T_coh does not include the time in which ranks wait for each other; and float32 itself is at
+   its limit. */
 const char *outcome_judge(const struct bench_case *c, const struct outcome *o);
 bool outcome_is_met(const struct bench_case *c, const struct outcome *o);
 
 void outcome_print_header(void);
 void outcome_print(const struct bench_case *c, const struct outcome *o);
-void outcome_write(FILE *file, const struct bench_case *c, const struct outcome *o);     /* as an object of JSON  */
+/* Writes the row as a JSON object, with times in µs. */
+void outcome_write(FILE *file, const struct bench_case *c, const struct outcome *o);

@@ -45,7 +45,8 @@ def caches():
 
 
 def identity(cpuinfo="/proc/cpuinfo"):
-    """Arm names an implementer and a part by number, and no model."""
+    """Returns the name, vendor, family, model, cores and caches of this processor. Arm has numbers of an implementer
+    and a part instead of names."""
     said = {key: value_in(cpuinfo, name) for key, name in (
         ("name", "model name"), ("vendor", "vendor_id"), ("family", "cpu family"), ("model", "model"))}
     if said["vendor"] == "unknown":
@@ -62,7 +63,7 @@ def full_name(processor):
 
 
 def file_name(processor):
-    """amd-epyc-family26-model2-2cores"""
+    """Returns the name of a processor's file, such as amd-epyc-family26-model2-2cores.json."""
     words = re.sub(r"\((r|tm)\)|@.*|\b(cpu|processor|\d+-core)\b", " ", processor["name"].lower())
     vendor = processor.get("vendor", "")
     parts = [VENDORS.get(vendor, vendor), words.replace(VENDORS.get(vendor, "-"), " ")]
@@ -84,12 +85,13 @@ def ratios(times):
 
 
 def is_behind(row, kind):
-    """Somebody is faster."""
+    """Returns true if another library is faster than tutti with this kind of tensors."""
     return kind in row["ratios"] and min(row["ratios"][kind].values(), default=1) < 1
 
 
 def compared(rows):
-    """The section of a file: rows, and of how many comparisons we are behind in how many, by kind of tensors."""
+    """Returns the section of a file: the rows and, by kind of tensors, the number of comparisons and of those in which
+    another library is faster than tutti."""
     counts = {kind: {"of": sum(bool(row["ratios"].get(kind)) for row in rows),
                      "behind": sum(is_behind(row, kind) for row in rows)} for kind in KINDS}
     return {"counts": {kind: count for kind, count in counts.items() if count["of"]}, "rows": rows}
@@ -114,7 +116,7 @@ def sections(results, today):
 
 
 def add(results, folder, processor=None):
-    """Writes what was measured into the file of this processor, and returns its path; None if there is nothing."""
+    """Writes what was measured into the file of this processor, and returns its path; None if nothing was measured."""
     found = dict(sections(results, str(datetime.date.today())))
     if not found:
         return None
@@ -128,7 +130,7 @@ def add(results, folder, processor=None):
 
 
 def write(path, document):
-    """A line for each row, so that a change of one can be read."""
+    """Writes a file with a line for each row, so that a diff shows which rows have changed."""
     parts = []
     for key, value in document.items():
         text = json.dumps(value, ensure_ascii=False)
@@ -177,7 +179,7 @@ def faults_of_rows(section, rows):
 
 
 def read(path):
-    """Raises ValueError, which says what is wrong with which file."""
+    """Returns the document of a file. Raises ValueError with its path and its faults if it is broken."""
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
         wrong = "; ".join(faults(document))
@@ -189,7 +191,7 @@ def read(path):
 
 
 def read_all(folder):
-    """{name: document}, complete ones first."""
+    """Returns {name: document}, complete ones first."""
     found = {path.stem: read(path) for path in sorted(folder.glob("*.json"))}
     return dict(sorted(found.items(), key=lambda item: bool(item[1].get("partial"))))
 
@@ -227,7 +229,7 @@ def goal_cell(row):
 
 
 def goals_beside(documents):
-    """The ratio of each row on each processor."""
+    """Returns a table of the ratio of each row on each processor."""
     found = {name: {key(row): row for row in document["goals"]["rows"]} for name, document in documents.items()
              if "goals" in document}
     first = {}

@@ -16,28 +16,31 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "tests/bench"))           # also where this file is loaded by its path
+# A test loads this file by its path.
+sys.path.insert(0, str(ROOT / "tests/bench"))
 
-import processors                                        # noqa: E402
+import processors  # noqa: E402
 from words import KI, LIMIT_GOAL, MI, judge, of_limit, ratio, size, table, time, what, where  # noqa: E402
 
 FILES = {"core": "core.json", "growth": "growth.json", "peers": "peers.json", "small": "torch_small.json",
          "large": "torch_large.json", "shared": "torch_shared.json", "call": "call.json", "ddp": "ddp.txt",
          "fsdp": "fsdp.txt", "decode": "decode.txt", "hosts": "hosts.json", "hosts_peers": "hosts_peers.json",
          "regret": "regret.json"}
-# collective of the C core: (in the C comparison with others, in tutti bench, tables show it in place)
+# {collective of the C core: (its name in peers.c, its name in tutti bench, whether tables show it in place)}
 NAMES = {"allreduce": ("allreduce", "all_reduce", True), "reduce_scatter": ("reduce_scatter", "reduce_scatter", False),
          "allgather": ("allgather", "all_gather", False), "broadcast": ("broadcast", "broadcast", True),
          "all_to_all": ("all_to_all", "alltoall", False), "reduce": ("reduce", "reduce", True),
          "gather": ("gather", "gather", False), "scatter": ("scatter", "scatter", False),
          "send_recv": ("send and back", "sendrecv", False)}
-NEAR_NS = 130                   # a flag barrier of cores that share a cache takes less
-ALIKE = 1.4                     # flag barriers that differ by less are of one placement of the cores
+# A flag barrier of cores that share a cache takes less.
+NEAR_NS = 130
+# Flag barriers that differ by a smaller factor are of one placement of the cores.
+ALIKE = 1.4
 
 
 # ---- the machine ----
 def placement(core):
-    """How near the cores were, and whether that stayed so."""
+    """Returns a sentence with the flag barriers, and with how near the cores were."""
     flags = [row["flag_ns"] for row in core["rows"] if row["ranks"] == 2]
     if not flags:
         return ""
@@ -55,7 +58,7 @@ def machine(results):
 
 
 def flag(row):
-    """The flag barrier of a row, or both, if the cores were moved meanwhile."""
+    """Returns the flag barrier before a row as text, and also that after the row if the cores were moved meanwhile."""
     before, after = row["flag_ns"], row["flag_after_ns"]
     if not before:
         return ""
@@ -121,7 +124,7 @@ def memcpy(core):
 
 
 def limit(row):
-    """Nobody can be faster than a flag, nor than the memory."""
+    """Returns the µs that no library can go below: those of a flag barrier or of the memory, whichever are more."""
     return max(row["flag_ns"] / 1e3, row["limit_us"]) if row["bytes"] >= 4 * KI else row["limit_us"]
 
 
@@ -137,13 +140,15 @@ def places(rows):
 
 
 def peers_tables(rows):
-    """How many times longer the others take, a table for each kind of our tensors."""
+    """Yields a sentence on the placement of the cores, unless there were more ranks than cores; then for each kind of
+    tutti's tensors a table of how many times longer the others take."""
     libraries = [name for name in rows[0]["times"] if not name.startswith("tutti")]
     if not libraries:
         yield "Neither Open MPI nor MPICH was installed."
         return
     sizes = sorted({row["bytes"] for row in rows})
-    if any(row["flag_ns"] != 0 for row in rows):        # all 0: more ranks than cores
+    # All are 0 with more ranks than cores.
+    if any(row["flag_ns"] != 0 for row in rows):
         yield places(rows)
     for ours in (name for name in rows[0]["times"] if name.startswith("tutti")):
         lines = [[collective, *(" / ".join(
@@ -206,10 +211,11 @@ def call(results):
 
 # ---- pictures ----
 def curves(results, name, in_place):
-    """(label, style, {bytes: µs}) of one collective."""
+    """Returns (label, style, {bytes: µs}) for each curve of one collective."""
     in_peers, in_torch, _ = NAMES[name]
     core, found = results["core"], []
-    one_way = 0.5 if name == "send_recv" else 1         # there and back, in the others' program and below 4 KiB in ours
+    # send_recv is measured there and back: in peers.c at all sizes, in bench_core below 4 KiB.
+    one_way = 0.5 if name == "send_recv" else 1
 
     def ours(shared):
         rows = ((count, core_row(core, name, count, shared, in_place)) for count in sizes)
@@ -217,13 +223,15 @@ def curves(results, name, in_place):
     sizes = sorted({row["bytes"] for row in core["rows"]})
     wanted = in_peers + ("" if in_place or name != "allreduce" else ", out of place")
 
-    def beside(library):                                # with the cores where they were for the others
+    # These figures of tutti are preferred: they were measured in the same placement of the cores as the others.
+    def beside(library):
         return {row["bytes"]: row["times"][library] * one_way for row in results.get("peers", {}).get("rows", [])
                 if row["collective"] == wanted and library in row["times"]}
     found += [("tutti, private", "C0-", beside("tutti") or ours(False)),
               ("tutti, shared", "C2-", beside("tutti, shared") or ours(True)),
               ("Open MPI", "C1-", beside("Open MPI")), ("MPICH", "C3-", beside("MPICH"))]
-    if name != "send_recv":                             # there both ways at once
+    # tutti bench measures send_recv in both directions at once, so it does not compare.
+    if name != "send_recv":
         rows = torch_rows(results, "small", "large")
         for backend, style in (("tutti", "C0--"), ("gloo", "C4--")):
             for kind in ("in_place", "out_of_place"):
@@ -271,7 +279,7 @@ HOSTS_DRAWN = ("allreduce", "allgather", "broadcast", "all_to_all")
 
 
 def hosts_curves(results, per_host, collective):
-    """(label, style, {bytes: µs}) between two hosts."""
+    """Yields (label, style, {bytes: µs}) for each curve of one collective between two hosts."""
     rows = [row for row in results["hosts_peers"]["rows"][per_host] if row["collective"] == collective]
     for library, style in (("tutti", "C0.-"), ("Open MPI", "C1.-"), ("MPICH", "C3.-")):
         yield library, style, {row["bytes"]: row["times"][library] for row in rows if library in row["times"]}
@@ -360,7 +368,8 @@ def hosts_peers(results):
 
 # ---- choices ----
 def regret(results):
-    """A table of collective and size, private / shared, and the rows where another choice would have been better."""
+    """Returns a table of regrets by collective and size, private / shared, and a table of the rows where another choice
+    would have been better."""
     found = results["regret"]
     rows, good = found["rows"], found["good"]
     names, sizes = ({row[key]: None for row in rows} for key in ("case", "bytes"))
@@ -385,7 +394,7 @@ def regret(results):
     return "\n\n".join(found)
 
 
-# ---- what prints tables of its own ----
+# ---- programs that print tables of their own ----
 def as_printed(part):
     return lambda results: f"```\n{results[part].strip()}\n```"
 
@@ -432,7 +441,8 @@ def main():
     results = {name: json.loads(path.read_text()) if path.suffix == ".json" else path.read_text()
                for name, file in FILES.items() if (path := arguments.results / file).exists()}
     try:
-        processors.read_all(arguments.measured)         # a file that is broken is found before anything is written
+        # A broken file is found before anything is written.
+        processors.read_all(arguments.measured)
         processors.add(results, arguments.measured)
         measured = processors.read_all(arguments.measured)
     except ValueError as error:

@@ -15,7 +15,8 @@ from collections.abc import Callable
 import torch
 import torch.distributed as dist
 
-COMPUTING = "computing"                     # the step of a rank by itself
+# The name of the step that a rank makes in a group by itself.
+COMPUTING = "computing"
 
 
 def groups() -> dict[str, dist.ProcessGroup]:
@@ -38,7 +39,7 @@ def on_all_ranks(values: list[float], op: dist.ReduceOp) -> list[float]:
 
 
 def timed(work: Callable[[], object]) -> tuple[float, float]:
-    """Seconds from a common start to the end, and of processor time, of all threads of this rank."""
+    """Returns the seconds from a common start to the end of `work`, and the processor seconds of this rank."""
     dist.barrier()
     begin, used = time.perf_counter(), time.process_time()
     work()
@@ -60,7 +61,8 @@ def measure(steps: dict[str, Callable[[], object]], turns: int, warm: int) -> di
 
 
 def differences(samples, others, part) -> list[float]:
-    """Quartiles, over the turns, of what one took more than the other; milliseconds, or those of processor time."""
+    """Returns the quartiles, over the turns, of the milliseconds that `samples` took more than `others`. part: 0 for
+    the time, 1 for the processor time."""
     return statistics.quantiles([(one[part] - other[part]) * 1e3 for one, other in zip(samples, others)], n=4)
 
 

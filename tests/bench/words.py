@@ -7,7 +7,7 @@ def size(count):
 
 
 def time(microseconds):
-    """With three digits and a unit."""
+    """Returns a time with three digits and a unit."""
     factor, unit = next(scale for scale in ((1e3, "ns"), (1, "µs"), (1e-3, "ms"))
                         if microseconds * scale[0] < 999.5 or scale[1] == "ms")
     value = microseconds * factor
@@ -24,7 +24,8 @@ def table(header, rows):
 
 
 # ---- rows of the C core ----
-LIMIT_GOAL = 1.25               # as in outcome.h
+# The same number as in outcome.h.
+LIMIT_GOAL = 1.25
 
 
 def what(row):
@@ -42,6 +43,6 @@ def judge(row):
 
 
 def of_limit(row):
-    """How many times its limit the row took; None where no limit is known."""
+    """Returns the time of a row divided by its limit; None if no limit is known."""
     limit_us = max(row.get("limit_us", 0), row.get("crossing_us", 0))
     return row["median_us"] / limit_us if limit_us else None

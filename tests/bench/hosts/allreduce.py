@@ -1,5 +1,5 @@
-"""All-reduce over several hosts on one backend, under torchrun: rank 0 prints JSON, the medians by size in seconds, of
-the slowest rank.
+"""Measures all-reduce over several hosts on one backend, under torchrun. Rank 0 prints JSON: by size, the median in
+seconds on the slowest rank.
 
     torchrun … allreduce.py --backend tutti --sizes 8,65536 --calls 30
 """

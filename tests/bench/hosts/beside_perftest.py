@@ -1,8 +1,8 @@
-"""tutti by verbs beside perftest, which is little more than the work requests alone, on two hosts that are namespaces
-of a machine with an RDMA device for each: a guest of script/test-verbs. In turns: perftest, bare writes
+"""Measures tutti by verbs beside perftest, which does little more than post work requests. The two hosts are namespaces
+of the virtual machine of script/test-verbs, which has an RDMA device for each. In turns run: perftest, bare writes
 (tests/verbs/writes.c), the core (peers.c, shared memory), and messages and all-reduces through torch (messages.py,
-shared tensors). Each host has a core of its own, if there are two. A figure is the median of the turns, and so is a
-ratio; ratios are of one turn.
+shared tensors). Each host has a core of its own if the machine has two. A figure is the median of the turns. A ratio is
+the median of the ratios of the turns.
 
     script/test-verbs --seconds 500 -- python tests/bench/hosts/beside_perftest.py [--rounds 3] [--json FILE]
 
@@ -24,9 +24,10 @@ import compare  # noqa: E402
 import compare_hosts  # noqa: E402
 from hosts import Hosts, address_of, measured_or_exit  # noqa: E402
 
-SMALL, LARGE, READ = 8, 64 << 20, 1 << 20               # READ: of tutti's RDMA reads
+# The bytes of small and of large messages, and of one RDMA read of tutti.
+SMALL, LARGE, READ = 8, 64 << 20, 1 << 20
 MIB = 1 << 20
-# a figure, what it is compared with, and what is shown beside: perftest's programs
+# {figure of tutti: (its name in the table, the program of perftest with which it is compared)}
 ROWS = {f"message {SMALL}": ("8 bytes one way", "ib_write_lat"),
         f"allreduce {SMALL}": ("all-reduce of 8 bytes", "ib_write_lat"),
         f"message {LARGE}": ("64 MiB one way", "ib_read_bw"),
@@ -39,7 +40,7 @@ def on_core(host, command):
 
 
 def perftest(hosts, program, *words):
-    """The last line that begins with a number."""
+    """Returns the numbers of the last line of output that begins with one."""
     def command(host):
         name, *more = program.split()
         return on_core(host, ["stdbuf", "-oL", name, *more, "-d", f"rxe{host}", "-x", "1", "-F", *words])
@@ -51,12 +52,12 @@ def perftest(hosts, program, *words):
 
 
 def latency(hosts, program):
-    """Seconds one way: the typical one."""
+    """Returns the typical seconds of a message one way."""
     return perftest(hosts, program, "-s", str(SMALL), "-n", "1000")[4] / 1e6
 
 
 def bandwidth(hosts, program):
-    """Seconds for 64 MiB, each way if it is both ways: perftest adds them."""
+    """Returns the seconds of 64 MiB one way. For a test in both directions, perftest prints the sum of both rates."""
     per_second = perftest(hosts, program, "-s", str(READ), "-n", str(2 * LARGE // READ))[3] * MIB
     return LARGE * (2 if "-b" in program else 1) / per_second
 
@@ -67,7 +68,8 @@ def alone(hosts):
 
 
 def bare(hosts, folder):
-    """Seconds of a write of 8 bytes one way, and of both writing and then both hearing, which perftest has not."""
+    """Returns the seconds of a write of 8 bytes one way, and of an exchange: both hosts write, then both wait for the
+    write of the other one. perftest does not measure that."""
     program = Path(folder) / "writes"
     text = compare_hosts.both(hosts, on_core(1, [program, "rxe1", "1", "serve", "4711"]),
                               on_core(0, [program, "rxe0", "1", "ask", address_of(1), "4711"]), "ready")
@@ -76,7 +78,7 @@ def bare(hosts, folder):
 
 
 def core(hosts, program):
-    """Seconds by name, of the core without torch."""
+    """Returns the seconds of the core without torch, by name."""
     with tempfile.TemporaryDirectory() as store:
         def command(host):
             words = [program, 2, "--hosts", 2, "--rank", host, "--store", store, "shared"]
@@ -95,7 +97,7 @@ def environment(host=0):
 
 
 class Torch:
-    """Its two ranks, which wait while others are measured."""
+    """The two ranks of messages.py, which wait while other programs are measured."""
 
     def __init__(self, hosts):
         self.ranks = [hosts.start(host, on_core(host, [sys.executable, HERE / "messages.py"]), text=True, bufsize=1,
@@ -120,7 +122,8 @@ class Torch:
 def turns(rounds, program, folder):
     with Hosts(2) as hosts:
         begin, torch, found = time.monotonic(), Torch(hosts), []
-        torch.measured()                                # when torch is imported nothing else is to run
+        # The first call waits until both ranks have imported torch, which would disturb other measurements.
+        torch.measured()
         for turn in range(rounds):
             found.append({"perftest": alone(hosts), "bare": bare(hosts, folder), "core": core(hosts, program),
                           "torch": torch.measured()})
@@ -154,7 +157,8 @@ def main():
     parser.add_argument("--json", type=Path, help="also write what was measured into this file")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        compare.BUILD = Path(folder)                    # a guest's files are read-only
+        # The files of the virtual machine are read-only.
+        compare.BUILD = Path(folder)
         program = compare.programs(["tutti"]).get("tutti")
         if not program:
             return 1

@@ -1,10 +1,10 @@
-"""Between two hosts that are namespaces of this machine, in turns: a plain socket (sockets.c), UCX alone (ucx_perftest,
-Debian's ucx-utils, where it is installed), and all-reduce through torch on gloo and on tutti, by UCX and by sockets of
-its own, plain and encrypted. A figure is the median of the rounds; ratios are of one run.
+"""Measures in turns, between two hosts that are namespaces of this machine: a plain socket (sockets.c), UCX alone
+(ucx_perftest of Debian's ucx-utils, where it is installed), and all-reduce through torch on gloo and on tutti, by UCX
+and by tutti's own sockets, plain and encrypted. A figure is the median of the rounds of one run.
 
     python tests/bench/hosts/compare_hosts.py [--rounds 3] [--json FILE]
 
-Needs what script/hosts needs. Two ranks to a host are more than two cores like.
+Needs what script/hosts needs. With two ranks on each host, a machine of two cores has more ranks than cores.
 """
 import argparse
 import json
@@ -42,8 +42,8 @@ def both(hosts, served, asked, ready=None, environment=None):
 
 
 def sockets(hosts):
-    """Seconds of half a round trip of 8 bytes, and of both sending and then receiving them; bytes per second one way
-    and each of both ways."""
+    """Returns the seconds of half a round trip of 8 bytes, and of an exchange: both hosts send 8 bytes, then both
+    receive; and the bytes per second one way, and in each direction of both ways at once."""
     program = BUILD / "sockets"
     text = both(hosts, [program, "serve", "4711"], [program, "ask", address_of(1), "4711", "5"], "ready")
     found = {name: float(value) for name, value in (line.split() for line in text.splitlines())}
@@ -52,7 +52,7 @@ def sockets(hosts):
 
 
 def perftest(hosts, test, size, count):
-    """The line of totals: median or average latency in µs, and MB/s on average."""
+    """Returns the numbers of the line of totals, among them the latency in µs and the average MB/s."""
     environment = {**os.environ, "UCX_TLS": "tcp", "UCX_NET_DEVICES": "eth0", "UCX_TCP_TX_SEG_SIZE": "256K",
                    "UCX_TCP_RX_SEG_SIZE": "256K", "UCX_WARN_UNUSED_ENV_VARS": "n"}
     words = ["-t", test, "-s", str(size), "-n", str(count), "-w", "100" if size < 1000 else "2", "-f"]
@@ -68,7 +68,7 @@ def ucx(hosts):
 
 
 def allreduce(hosts, way, ranks):
-    """{bytes: seconds}"""
+    """Returns {bytes: seconds}; nothing if the run failed."""
     backend, _, rest = way.partition(" by ")
     transport, _, encrypted = rest.partition(" ")
 
@@ -87,7 +87,7 @@ def allreduce(hosts, way, ranks):
 
 
 def cases(with_ucx):
-    """{name: function of the hosts}, in the order in which they take turns."""
+    """Returns {name: function of the hosts}, in the order in which they take turns."""
     found = {"socket": sockets, **({"ucx": ucx} if with_ucx else {})}
     for ranks in (1, 2):
         for way in WAYS:
@@ -96,7 +96,7 @@ def cases(with_ucx):
 
 
 def measured(rounds, with_ucx):
-    """Medians by case and figure."""
+    """Returns the medians of the rounds, by case and figure."""
     samples = {}
     with Hosts(2) as hosts:
         for turn in range(rounds):

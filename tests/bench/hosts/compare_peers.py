@@ -1,8 +1,8 @@
-"""tutti beside Open MPI and MPICH between two hosts that are namespaces of this machine, in C: the program and the
-rules of peers/compare.py, in turns, first with one rank on each host, then with two. Both MPI are told to use TCP
-between hosts and shared memory on one. With more ranks than cores, those of a host share one, and MPICH, which never
-yields a core that others wait for, is left out. Every result is checked, and so is that the bytes went over the
-network.
+"""Compares tutti with Open MPI and MPICH in C, between two hosts that are namespaces of this machine: by the program
+and the rules of peers/compare.py, in turns, first with one rank on each host, then with two. Both MPI libraries are set
+to use TCP between hosts and shared memory on one. With more ranks than cores, the ranks of a host share a core, and
+MPICH is left out, because it never yields a core for which others wait. Every result is checked, and so is that the
+bytes went over the network.
 
     python tests/bench/hosts/compare_peers.py [--rounds 3] [--per-host 1,2] [--sizes 8,4096,…] [--json FILE]
 
@@ -25,9 +25,12 @@ from hosts import NETWORK, Hosts, address_of, measured_or_exit  # noqa: E402
 HOSTS = 2
 SIZES = "8,4096,65536,1048576,16777216,67108864"
 FLOAT_BYTES = 4
-INSIDE = ("-n", "-u", "-i", "-m", "-p")                 # the namespaces of a host
-LEAST_CALLS = 9                                         # of each row: checked, tried, warmed up twice, five samples
-# between hosts they send at least so much, as a part of the row's bytes (of all_to_all: for each rank)
+# The options with which nsenter enters the namespaces of a host.
+INSIDE = ("-n", "-u", "-i", "-m", "-p")
+# The calls of each row at least: one is checked, one is timed to choose the number of samples, two warm up, and five
+# are samples.
+LEAST_CALLS = 9
+# The bytes that a collective sends between hosts at least, as a part of the row's bytes (all_to_all: for each rank).
 LEAST_SENT = {"allreduce": 2, "allreduce, out of place": 2, "reduce_scatter": 1, "allgather": 1, "broadcast": 1,
               "reduce": 1, "all_to_all": 0.5, "gather": 0.5, "scatter": 0.5, "send and back": 2}
 OPEN_MPI = ["mpirun.openmpi", "--allow-run-as-root", "--bind-to", "none", "--map-by", "slot",
@@ -48,7 +51,7 @@ def agent(hosts):
 
 
 def of_tutti(hosts, program, per_host, kind=""):
-    """A process for each rank."""
+    """Returns the lines of a shell script that starts a process for each rank, and waits for all of them."""
     ranks, lines, waits = HOSTS * per_host, [], []
     for rank in reversed(range(ranks)):
         enter = hosts.entering(hosts.keepers[rank // per_host].inside, *INSIDE)
@@ -71,12 +74,12 @@ def script(path, lines):
 
 
 def starting(lines):
-    """With a directory for the run, in which ranks meet."""
+    """Returns the lines with others around them, which make a directory through which the ranks find each other."""
     return ["store=$(mktemp -d) && trap 'rm -r \"$store\"' EXIT || exit", "status=0", *lines, "exit $status"]
 
 
 def commands(hosts, folder, per_host, shared, alone):
-    """How each library's program is started, without its sizes: by a script."""
+    """Returns {library: command}: a script that starts its program, and takes collectives and sizes as arguments."""
     rsh = script(folder / "rsh", agent(hosts))
     ranks, places = str(HOSTS * per_host), [f"{address_of(host)}:{per_host}" for host in range(HOSTS)]
     crowded = HOSTS * per_host > os.cpu_count()
@@ -100,13 +103,13 @@ def commands(hosts, folder, per_host, shared, alone):
 
 # ---- what is measured ----
 def rows_of(per_host, names, sizes):
-    """Collectives and bytes; every rank has at least one element of each."""
+    """Returns (collective, bytes) for each row. Small sizes are raised, so that every rank has an element."""
     ranks = HOSTS * per_host
     return [(name, size) for name in names for size in dict.fromkeys(max(size, FLOAT_BYTES * ranks) for size in sizes)]
 
 
 def least_sent(wanted, per_host):
-    """Bytes that two hosts cannot but exchange for these rows, all calls together."""
+    """Returns the bytes that all calls of these rows send between the two hosts at least."""
     return LEAST_CALLS * sum(size * LEAST_SENT[name] * (HOSTS * per_host if name == "all_to_all" else 1)
                              for name, size in wanted)
 
@@ -127,7 +130,7 @@ def watched(hosts, per_host):
 
 
 def measured(options):
-    """{ranks of a host: rows}"""
+    """Returns {ranks of a host: rows}."""
     found, sizes = {}, [int(size) for size in options.sizes.split(",")]
     with Hosts(HOSTS) as hosts, tempfile.TemporaryDirectory() as folder:
         hosts.on_switch(f"ip addr add {NETWORK}.254/24 dev br0")
@@ -141,7 +144,7 @@ def measured(options):
 def parse():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3, help="default: 3")
-    parser.add_argument("--more", type=int, default=2, help="rounds for rows that do not compare yet, default: 2")
+    parser.add_argument("--more", type=int, default=2, help="further rounds for rows that do not compare, default: 2")
     parser.add_argument("--per-host", default="1,2", help="ranks of each host, default: 1,2")
     parser.add_argument("--sizes", default=SIZES, help=f"bytes, default: {SIZES}")
     parser.add_argument("--only", action="append", choices=compare.COLLECTIVES, help="this collective; may be repeated")

@@ -1,6 +1,7 @@
-"""A rank of two, on two hosts: for each line that it reads it measures, through torch, messages and all-reduces of 8
-bytes and of 64 MiB of shared tensors, and rank 0 prints JSON: seconds by name, medians of its calls. beside_perftest.py
-starts it, once for all its turns, because to import torch may take longer than they do.
+"""Runs one of two ranks, each on its own host. For each line of its standard input it measures, through torch, messages
+and all-reduces of 8 bytes and of 64 MiB of shared tensors, and rank 0 prints JSON: by name, the median seconds of its
+calls. beside_perftest.py starts both ranks once for all its turns, because importing torch may take longer than the
+turns.
 
     RANK=0 WORLD_SIZE=2 MASTER_ADDR=… MASTER_PORT=… python messages.py
 """
@@ -14,8 +15,10 @@ import torch.distributed as dist
 import torch_tutti
 
 SMALL, LARGE, FLOAT_BYTES = 8, 64 << 20, 4
-BATCHES, BATCH = 9, 50          # of what is small, because a clock costs as much as it does
-CALLS = 3                       # of what is large
+# Small messages are measured in batches, because reading a clock costs as much as one of them.
+BATCHES, BATCH = 9, 50
+# The calls with large ones.
+CALLS = 3
 
 
 def there_and_back(mine, other):
@@ -34,7 +37,8 @@ def median_of(call, batches, batch):
         begin = time.perf_counter()
         for _ in range(batch):
             call()
-        if turn > 0:                                    # the first warms up
+        # The first batch warms up.
+        if turn > 0:
             times.append((time.perf_counter() - begin) / batch)
     return statistics.median(times)
 

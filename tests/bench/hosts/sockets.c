@@ -1,7 +1,7 @@
 /* What a plain TCP socket between two hosts can do: the measure for everything above it. Both ends spin, as a program
  * that waits for nothing else may.
  *
- *   sockets serve PORT                 waits for one who asks, and serves until it hangs up
+ *   sockets serve PORT                 waits for a process that asks, and serves it until it hangs up
  *   sockets ask ADDRESS PORT ROUNDS    prints: latency NS (half a round trip), swap NS (both send, then both receive:
  *                                      what an all-reduce is), one_way BYTES_PER_S, both_ways BYTES_PER_S (each way) */
 #include <arpa/inet.h>
@@ -32,7 +32,8 @@ static int failed(const char *what)
     fprintf(stderr, "sockets: %s: %s\n", what, strerror(errno));
     return 0;
 }
-/* Sends and receives so much, both at once, without ever sleeping. */
+/* Sends and receives these bytes at the same time, without sleeping. Returns 0 if the connection has failed or
+   ended. */
 static int exchange(int s, const char *out, size_t send_bytes, char *in, size_t recv_bytes)
 {
     size_t sent = 0, received = 0;
@@ -56,7 +57,7 @@ static int small(int s, char command, char *buffer, int first)
 {
     return command == PING ? one_ping(s, buffer, first) : exchange(s, buffer, SMALL, buffer + SMALL, SMALL);
 }
-/* One side of one measurement; seconds of one of its parts, or 0. */
+/* Runs one side of one measurement. Returns the seconds of one message or transfer, or 0 after a failure. */
 static double measure(int s, char command, char *out, char *in, int asks)
 {
     if (command == PING || command == SWAP) {

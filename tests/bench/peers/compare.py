@@ -1,13 +1,14 @@
-"""tutti beside Open MPI and MPICH, in C: one program (peers.c) compiled for each, run in turns on the same pinned
-cores, because the machine drifts; a figure is the median of the rounds. A hypervisor moves the cores between programs,
-and where they then stand matters more than the library. So a row counts only what was measured with the cores at about
-the same distance, as a flag barrier before and after shows, and is repeated until every library has stood there.
+"""Compares tutti with Open MPI and MPICH in C: one program (peers.c) is compiled for each, and run in turns on the same
+pinned cores, because the machine drifts; a figure is the median of the rounds. A hypervisor moves the cores between
+programs, and their distance matters more than the library. So a row has only samples with the cores at about the same
+distance, as a flag barrier before and after shows, and is repeated until every library has been measured so.
 
     python tests/bench/peers/compare.py [--ranks 2] [--rounds 3] [--sizes 8,4096,…] [--json FILE]
 
 Needs libtutti (script/setup) and, of those that are to be compared, Debian's openmpi-bin and libopenmpi-dev, mpich and
 libmpich-dev. Prints a table: times in µs, how many times longer the others take than tutti on private tensors, and
-the flag barrier of the row in ns; "differ": the libraries never stood alike, and the row says little.
+the flag barrier of the row in ns. "differ": no distance of the cores was the same for all libraries, so the row shows
+little.
 """
 import argparse
 import json
@@ -28,11 +29,12 @@ PACKAGES = {"cc": "gcc", "mpicc.openmpi": "libopenmpi-dev", "mpirun.openmpi": "o
 COLLECTIVES = ("allreduce", "allreduce, out of place", "reduce_scatter", "allgather", "broadcast", "reduce",
                "all_to_all", "gather", "scatter", "send and back")
 OURS = ("tutti", "tutti, shared")
-ALIKE = 1.4                     # flag barriers that differ by less are of one placement of the cores
+# Flag barriers that differ by a smaller factor are of one placement of the cores.
+ALIKE = 1.4
 
 
 def compiled(name, compiler, *more, starter=None):
-    """The program for one library, or None where its compiler, or what starts it, is not installed."""
+    """Returns the path of the program for one library, or None if its compiler or its starter is not installed."""
     for tool in filter(None, (compiler, starter)):
         if not shutil.which(tool):
             print(f"{name}: SKIPPED, there is no {tool}; Debian has it in {PACKAGES[tool]}", file=sys.stderr)
@@ -43,7 +45,7 @@ def compiled(name, compiler, *more, starter=None):
 
 
 def programs(wanted=None):
-    """{library: its program}, of those that are installed; wanted: these at most."""
+    """Returns {library: path of its program} for the installed libraries. wanted: only for these."""
     ways = {"tutti": lambda: compiled("tutti", "cc", "-DTUTTI", f"-L{LIBRARY}", f"-Wl,-rpath,{LIBRARY}", "-ltutti"),
             "Open MPI": lambda: compiled("openmpi", "mpicc.openmpi", starter="mpirun.openmpi"),
             "MPICH": lambda: compiled("mpich", "mpicc.mpich", starter="mpirun.mpich")}
@@ -52,7 +54,7 @@ def programs(wanted=None):
 
 
 def commands(ranks):
-    """How each library's program is started, without its sizes."""
+    """Returns {library: command that starts its program}, without collectives and sizes."""
     found, built = {}, programs()
     if program := built.get("tutti"):
         found["tutti"], found["tutti, shared"] = [program, str(ranks)], [program, str(ranks), "shared"]
@@ -65,7 +67,7 @@ def commands(ranks):
 
 
 def measured(name, command, wanted):
-    """{(collective, bytes): (median in µs, flag barriers before and after in ns)} of one run."""
+    """Returns {(collective, bytes): (median in µs, flag barriers before and after in ns)} of one run."""
     sizes = {}
     for collective, size in wanted:
         sizes.setdefault(collective, []).append(str(size))
@@ -82,19 +84,20 @@ def measured(name, command, wanted):
             for collective, size, median, _, _, before, after in lines}
 
 
-# ---- placements: the hypervisor moves the cores, and only what was measured where they stood alike compares ----
+# ---- placements: the hypervisor moves the cores, and only samples of one placement compare ----
 def alike(flag, other):
     return max(flag, other) <= ALIKE * min(flag, other)
 
 
 def stood_at(samples, flag):
-    """The medians of those samples before and after which a flag barrier took about as long."""
+    """Returns the medians of the samples before and after which a flag barrier took about `flag` ns."""
     return [median for median, before, after in samples if alike(before, flag) and alike(after, flag)]
 
 
 def best_place(samples):
-    """The flag barrier, in ns, at which most was measured by whoever has least; None where somebody has nothing. With
-    more ranks than cores all flags are 0, which is one place. samples: {library: [(median, before, after)]}"""
+    """Returns the flag barrier, in ns, of the placement for which the library with the fewest samples has most, or None
+    if in every placement a library has no sample. With more ranks than cores all flag barriers are 0, which counts as
+    one placement. samples: {library: [(median, before, after)]}"""
     flags = {flag for found in samples.values() for _, *flags in found for flag in flags}
     amount = {flag: min(len(stood_at(found, flag)) for found in samples.values()) for flag in sorted(flags)}
     best = max(amount, key=amount.get)
@@ -110,8 +113,8 @@ def row(wanted, samples):
 
 
 def measure(started, wanted, rounds, more, run=None):
-    """Rows of all that is wanted: after the rounds, those whose libraries have not stood alike are measured again, up
-    to so many times more. run: instead of `measured`."""
+    """Returns a row for each (collective, bytes) of `wanted`. After the rounds, rows without a placement that all
+    libraries share are measured again, up to `more` times. run: a function that is called instead of `measured`."""
     samples = {key: {library: [] for library in started} for key in wanted}
     for turn in range(rounds + more):
         missing = wanted if turn < rounds else [key for key in wanted if best_place(samples[key]) is None]
@@ -122,7 +125,7 @@ def measure(started, wanted, rounds, more, run=None):
 
 
 def table(found):
-    """One line for each collective and size: times, and the others' times over ours."""
+    """Yields a line for each collective and size: times, and the times of the others divided by tutti's."""
     libraries = list(found[0]["times"])
     others = [name for name in libraries if name not in OURS]
     yield "| collective | bytes | " + " | ".join(f"{name}, µs" for name in libraries) + " | " + " | ".join(
@@ -140,7 +143,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", type=int, default=2, help="default: 2")
     parser.add_argument("--rounds", type=int, default=3, help="default: 3")
-    parser.add_argument("--more", type=int, default=6, help="rounds for rows that do not compare yet, default: 6")
+    parser.add_argument("--more", type=int, default=6, help="further rounds for rows that do not compare, default: 6")
     parser.add_argument("--sizes", default=SIZES, help=f"bytes, default: {SIZES}")
     parser.add_argument("--only", action="append", choices=COLLECTIVES, help="this collective; may be repeated")
     parser.add_argument("--json", type=Path, help="also write what was measured into this file")

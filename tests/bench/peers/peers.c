@@ -1,16 +1,16 @@
-/* The same measurement for whichever library this is compiled with: MPI by default (mpicc), tutti with -DTUTTI. Prints
- * a line for each collective and size: its name, the bytes, the median, 99th percentile and best of the slowest rank's
- * times in ns, and what a bare flag barrier took before and after, which tells how near the cores were. Every rank is
- * pinned to a core, and writes all of its buffer before each call, as a program does. compare.py builds and runs it for
- * each library in turn.
+/* Measures collectives of the library with which this is compiled: MPI by default (mpicc), tutti with -DTUTTI. Prints a
+ * line for each collective and size: its name, the bytes, the median, 99th percentile and best of the slowest rank's
+ * times in ns, and the ns of a bare flag barrier before and after, which show how near the cores were. Every rank is
+ * pinned to a core, and writes all of its buffer before each sample, as a program does. compare.py builds and runs this
+ * program for each library in turn.
  *
  * peers RANKS [--hosts COUNT --store DIRECTORY [--rank RANK]] [shared] COLLECTIVE=BYTES[,BYTES…]…
  *
- * Ranks of tutti on one host are forked here; mpirun starts those of MPI. shared: buffers of tutti_mem_alloc. --hosts:
- * the ranks are in equal blocks on hosts h0, h1, … that are namespaces of one machine (tests/support/hosts.py) and see
- * the same, new directory. Where there are more ranks than cores, all of a host share one; results are checked; and
- * there are fewer samples, because what takes 0.3 µs on one host takes 10 there. A rank of tutti is then a process that
- * is told its number. */
+ * On one host this program forks the ranks of tutti; mpirun starts those of MPI. shared: buffers are of
+ * tutti_mem_alloc. --hosts: the ranks are in equal blocks on hosts h0, h1, … that are namespaces of one machine
+ * (tests/support/hosts.py), and find each other through the DIRECTORY, which must be new. There the ranks of a host
+ * share a core if there are more ranks than cores, results are checked, and rows have fewer samples, because a call
+ * that takes 0.3 µs on one host takes 10. A rank of tutti is then a process that gets its number by --rank. */
 #include <fcntl.h>
 #include <sched.h>
 #include <stdatomic.h>
@@ -27,8 +27,10 @@ enum { MOST_RANKS = 64 };
 static struct flag { _Alignas(128) _Atomic uint64_t word; } *flags;     /* [ranks], shared by all */
 static int rank, ranks;
 static int hosts = 1;
-static int cores;                                       /* that this process could use */
-static const char *store;                               /* with several hosts: the directory */
+/* The number of cores that this process could use before it was pinned. */
+static int cores;
+/* The directory; NULL on one host. */
+static const char *store;
 static void fail(const char *what)
 {
     fprintf(stderr, "rank %d: %s\n", rank, what);
@@ -36,7 +38,7 @@ static void fail(const char *what)
 }
 
 static int host(void) { return rank / (ranks / hosts); }
-/* To one of the cores that this process may use, so that taskset says which. */
+/* Pins this rank to one of the cores that this process may use, which taskset can limit. */
 static void pin(void)
 {
     cpu_set_t all, one;
@@ -51,7 +53,7 @@ static void pin(void)
 }
 
 /* ---- several hosts ---- */
-/* Takes the options out of the words. */
+/* Reads the options, and removes them from argv. */
 static void options_take(int *argc, char **argv)
 {
     int taken = 0;
@@ -66,16 +68,16 @@ static void options_take(int *argc, char **argv)
     for (int i = 2; i + taken <= *argc; i++) argv[i] = argv[i + taken];
     *argc -= taken;
 }
-/* Where this rank runs is where its number says; else what is measured is something else. */
+/* Fails if this rank is on another host than its number says, because the figures would then be wrong. */
 static void host_check(void)
 {
     char name[64] = "", expected[64];
-    if (ranks % hosts) fail("the ranks are not as many on each host");
+    if (ranks % hosts) fail("RANKS must be a multiple of the number of hosts");
     gethostname(name, sizeof name - 1);
     snprintf(expected, sizeof expected, "h%d", host());
     if (strcmp(name, expected)) fail("this is not the host of this rank");
 }
-/* Flags of ranks on several hosts lie in a file, which is possible as these hosts are one machine. */
+/* Maps the flags of ranks on several hosts from a file, which is possible because these hosts are one machine. */
 static void flags_map(void)
 {
     char path[4096];
@@ -87,7 +89,7 @@ static void flags_map(void)
     close(file);
 }
 
-/* Whom rank 0 sends to: the first rank of another host, if there is one. */
+/* Returns the rank to which rank 0 sends: the first one of the next host, or rank 1 on one host. */
 static int partner(void) { return hosts > 1 ? ranks / hosts : 1; }
 
 /* ---- the library ---- */
@@ -103,7 +105,7 @@ static void allreduce_in_place(float *in, float *out, size_t n)
 }
 
 /* ---- measuring ---- */
-/* What is where afterwards, so that results can be checked. */
+/* The output of a collective, by which its result is checked. */
 enum result { ALL_SUMMED, PART_SUMMED, PARTS, FIRST, FIRST_SUMMED, PARTS_FOR_ME, FIRST_PARTS, PART_OF_FIRST, BACK };
 struct collective {
     const char *name;
@@ -145,7 +147,8 @@ static void flag_barrier(void)
     for (int r = 0; r < ranks; r++)
         while (atomic_load_explicit(&flags[r].word, memory_order_acquire) < times) {}
 }
-static double flag_ns(void)                             /* 0: more ranks than cores, where it tells nothing */
+/* Returns the median ns of a flag barrier; 0 with more ranks than cores, where it shows nothing. */
+static double flag_ns(void)
 {
     double batch[FLAG_BATCHES];
     if (ranks > cores) return 0;
@@ -161,7 +164,7 @@ static void dirty(float *at, size_t n, int seed)
 {
     for (size_t i = 0; i < n; i++) at[i] = (float)((int)(i & 7) + seed);
 }
-/* How many elements this rank has as a result of n. */
+/* Returns the number of elements that this rank has as the result of a call with n. */
 static size_t result_count(enum result result, size_t n)
 {
     switch (result) {
@@ -177,7 +180,7 @@ static size_t result_count(enum result result, size_t n)
     default: return n;
     }
 }
-/* Element i of it, when every rank q has filled its input with dirty(…, q). */
+/* Returns element i of this rank's result, if every rank q has filled its input with dirty(…, q). */
 static float result_element(enum result result, size_t n, size_t i)
 {
     size_t part = n / (size_t)ranks, mine = (size_t)rank * part;
@@ -221,7 +224,7 @@ static double sample(const struct collective *c, float *in, float *out, size_t n
     }
     return (now_ns() - begin) / batch;
 }
-/* Checks a result, and says how many samples take about as long as a row may; all ranks say the same. */
+/* Checks a result. Returns the number of samples, equal on all ranks, that take about BUDGET_NS. */
 static int samples_between_hosts(const struct collective *c, float *in, float *out, size_t n)
 {
     check(c, in, out, n);
@@ -236,9 +239,11 @@ static void measure(const struct collective *c, float *in, float *out, size_t n)
 {
     static double times[MOST];
     double before = flag_ns();
-    double most = 1.5e8 / ((double)n * 2 + 1.5e5);                      /* about a tenth of a second */
+    /* These samples take about a tenth of a second. */
+    double most = 1.5e8 / ((double)n * 2 + 1.5e5);
     int samples = hosts > 1 ? samples_between_hosts(c, in, out, n) : most > MOST ? MOST : most < 9 ? 9 : (int)most;
-    for (int s = -2; s < samples; s++) {                                /* two to warm up */
+    /* Two samples warm up. */
+    for (int s = -2; s < samples; s++) {
         double took = sample(c, in, out, n, rank + s);
         if (s >= 0) times[s] = took;
     }
@@ -261,7 +266,7 @@ static const struct collective *find(const char *word, const char **sizes)
     fail("there is no such collective");
     return NULL;
 }
-/* The next of =BYTES,BYTES…; 0: that was all. */
+/* Returns the next number of =BYTES,BYTES…, or 0 after the last one. */
 static size_t next(const char **sizes)
 {
     char *end = NULL;

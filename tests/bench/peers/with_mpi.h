@@ -12,7 +12,8 @@ static void library_start(int *argc, char ***argv)
         flags_map();
         return;
     }
-    MPI_Win window;                                                     /* lives as long as the process */
+    /* The window exists as long as the process. */
+    MPI_Win window;
     MPI_Aint bytes = rank ? 0 : MOST_RANKS * (MPI_Aint)sizeof *flags;
     int unit;
     MPI_Win_allocate_shared(bytes, 1, MPI_INFO_NULL, MPI_COMM_WORLD, &flags, &window);

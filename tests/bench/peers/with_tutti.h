@@ -8,7 +8,7 @@ static void must(tutti_status status)
 {
     if (status != TUTTI_OK) fail(tutti_get_last_error());
 }
-/* Until all have ended; those that one leaves behind would wait for it. */
+/* Waits for all ranks, and ends the program. After a failure of one it kills the others, which would wait for it. */
 static void await_ranks(pid_t *process)
 {
     bool failed = false;
@@ -22,7 +22,7 @@ static void await_ranks(pid_t *process)
     }
     exit(failed ? 1 : 0);
 }
-/* Where ranks of several hosts leave word for each other: a file for each key, which is there whole or not at all. */
+/* A store for ranks of several hosts: a file for each key, which appears with its whole value, by rename. */
 static void store_path(const char *key, char *out, size_t room)
 {
     int before = snprintf(out, room, "%s/key.", store);
@@ -71,7 +71,7 @@ static void library_start(int *argc, char ***argv)
 {
     static pid_t process[MOST_RANKS];
     tutti_unique_id id;
-    if (*argc < 2) fail("how many ranks?");
+    if (*argc < 2) fail("the number of ranks is missing");
     ranks = atoi((*argv)[1]);
     if (ranks < 1 || ranks > MOST_RANKS) fail("that many ranks cannot be measured here");
     if (hosts > 1) return hosts_join();
@@ -80,7 +80,8 @@ static void library_start(int *argc, char ***argv)
     if (flags == MAP_FAILED) fail("no memory for the flags");
     for (rank = 0; rank < ranks; rank++)
         if ((process[rank] = fork()) == 0) {
-            pin();                                      /* a group asks how far apart its ranks are */
+            /* The rank is pinned before it joins, because joining looks at how far apart the ranks' cores are. */
+            pin();
             must(tutti_comm_init_rank(&comm, ranks, id, rank));
             return;
         }
