@@ -1,4 +1,4 @@
-/* Network interfaces of any names and addresses, and what TUTTI_SOCKET_IFNAME says of them; addresses in words. */
+/* Fuzzes the choice of a network interface by TUTTI_SOCKET_IFNAME, and the text of addresses. */
 #include "backend/join/interface.h"
 #include "tests/fuzz/input.h"
 
@@ -8,8 +8,9 @@ static struct interface interface_of_input(struct input *in)
 {
     struct interface i = { .up = input_byte(in) % 4 };
     input_take(in, i.name, sizeof i.name - 1);
-    static const uint16_t collectives[] = { 2, 10, 0, 77 };        /* AF_INET, AF_INET6, none, another */
-    i.contact.family = collectives[input_byte(in) % 4];
+    /* AF_INET, AF_INET6, none, and an unknown one. */
+    static const uint16_t families[] = { 2, 10, 0, 77 };
+    i.contact.family = families[input_byte(in) % 4];
     i.contact.port = (uint16_t)input_byte(in);
     i.contact.scope = input_byte(in);
     input_take(in, i.contact.address, sizeof i.contact.address);

@@ -1,5 +1,5 @@
-/* Agreement messages of other ranks, as bytes, to a rank that begins, waits, fails and leaves meanwhile; and the
-   words that are made of what they say. */
+/* Fuzzes agreement messages of other ranks to a rank that begins and ends operations, waits, fails and leaves
+   meanwhile; and the error text that is made of them. */
 #include "backend/engine/error_text.h"
 #include "tests/fuzz/input.h"
 
@@ -15,7 +15,7 @@ static void fill_call(struct input *in, struct agree_call *out)
     if (input_byte(in) == 0) input_take(in, out->declaration, sizeof out->declaration);
     else input_take(in, out->declaration, 12);
 }
-/* Near to what ranks say. */
+/* Encodes a message that is nearly one of a real rank. */
 static void compose_message(struct input *in, unsigned char out[AGREE_WIRE_BYTES])
 {
     struct agree_message m = { .kind = input_byte(in) % (AGREE_MESSAGES + 1), .decided = input_byte(in) % 2 };
@@ -67,7 +67,8 @@ static void take_step(struct input *in, struct agree *a)
     case INPUT_KINDS: break;
     }
 }
-/* As the caller does after each input: records of the host, then what is to be sent, which must be understood. */
+/* Does what the engine does after each input: writes the records of the host, and encodes the messages that are to be
+   sent. Checks that each of them can be decoded. */
 static void settle(struct agree *a)
 {
     unsigned char bytes[AGREE_WIRE_BYTES];
@@ -83,7 +84,8 @@ static void settle(struct agree *a)
         FUZZ_CHECK(agree_message_decode(bytes, sizeof bytes, RANKS, &again));
     }
 }
-static void tell(const struct agree *a)
+/* Formats the error text of a decision. */
+static void format_error(const struct agree *a)
 {
     static struct member members[RANKS];
     const struct group group = { .size = RANKS, .name = "group", .members = members };
@@ -102,6 +104,6 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         take_step(&in, &a);
         settle(&a);
     }
-    tell(&a);
+    format_error(&a);
     return 0;
 }

@@ -1,10 +1,10 @@
-/* Headers and bytes of messages as every network hands them to a port. There are one or two networks, which do what the
-   fuzzer says: they connect or not, take sends at once or later, and break. */
-#include "tests/fuzz/pretended_clock.h"
+/* Fuzzes headers and bytes of messages, as every network passes them to a rank. There are one or two networks, whose
+   behaviour the input decides: they connect or not, complete operations or fail them, and break. */
 #include "tests/fuzz/rank.h"
+#include "tests/fuzz/simulated_clock.h"
 
 enum { STEPS = 48, IN_FLIGHT = 64, COMING = 8, NETWORKS = 2 };
-enum step { HEAR, HEAR_LATER, RECEIVE, SEND, POLL, CANCEL, LAND, BREAK, PAUSE, STEPS_THERE_ARE };
+enum step { DELIVER, DELIVER_LATER, RECEIVE, SEND, POLL, CANCEL, COMPLETE, BREAK, PAUSE, STEP_COUNT };
 
 static struct input in;
 static struct fabric fabrics[NETWORKS];
@@ -120,7 +120,7 @@ static void network_complete_all(void)
 /* Completes all operations over the endpoint with an error. */
 static void network_disconnect(struct fabric *fabric, struct endpoint *e)
 {
-    endpoint_mark_broken(fabric, e, "given up");
+    endpoint_mark_broken(fabric, e, "disconnected");
     for (int i = 0; i < under_way_count;) {
         struct fabric_op *f = under_way[i].op;
         if (under_way[i].by != fabric || f->endpoint != e) {
@@ -128,7 +128,7 @@ static void network_disconnect(struct fabric *fabric, struct endpoint *e)
             continue;
         }
         under_way[i] = under_way[--under_way_count];
-        fabric_op_complete(fabric, f, "given up");
+        fabric_op_complete(fabric, f, "disconnected");
     }
 }
 static const struct fabric_operations operations = { .name = "fuzzed",
@@ -144,7 +144,8 @@ static const struct fabric_operations operations = { .name = "fuzzed",
     .disconnect = network_disconnect };
 
 /* ---- what happens ---- */
-/* Of the process with that rank, if it is near enough to one. */
+/* Returns the open endpoint of the process with that rank, or of the process of rank 1 if the rank is not valid. It
+   connects to that process if necessary. */
 static struct endpoint *endpoint_from(struct fabric *fabric, int rank)
 {
     const struct key_id key = { { 0 } };
@@ -182,18 +183,18 @@ static void open_all(struct fabric *fabric)
 static void take_step(struct fuzz_rank *r)
 {
     struct fabric *fabric = &fabrics[input_byte(&in) % fabric_count];
-    switch ((enum step)(input_byte(&in) % STEPS_THERE_ARE)) {
-    case HEAR:
+    switch ((enum step)(input_byte(&in) % STEP_COUNT)) {
+    case DELIVER:
         pthread_mutex_lock(&fabric->lock);
         take_message(r, fabric, false);
         pthread_mutex_unlock(&fabric->lock);
         break;
-    case HEAR_LATER: take_message(r, fabric, true); break;
+    case DELIVER_LATER: take_message(r, fabric, true); break;
     case RECEIVE: rank_post(r, &in, false); break;
     case SEND: rank_post(r, &in, true); break;
     case POLL: router_poll(r->router); break;
     case CANCEL: rank_cancel(r, &in); break;
-    case LAND:
+    case COMPLETE:
         pthread_mutex_lock(&fabric->lock);
         open_all(fabric);
         network_complete_last(fabric, input_byte(&in) % 16 ? NULL : "broken");
@@ -204,8 +205,8 @@ static void take_step(struct fuzz_rank *r)
         if (fabric->endpoints && input_byte(&in) % 4 == 0) network_disconnect(fabric, fabric->endpoints);
         pthread_mutex_unlock(&fabric->lock);
         break;
-    case PAUSE: pretended_ns += (int64_t)input_byte(&in) << 23; break;
-    case STEPS_THERE_ARE: break;
+    case PAUSE: simulated_ns += (int64_t)input_byte(&in) << 23; break;
+    case STEP_COUNT: break;
     }
 }
 static void rank_end(struct fuzz_rank *r)

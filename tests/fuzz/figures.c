@@ -1,5 +1,5 @@
-/* The file in which the parameters of the machine are kept, whatever it holds: what is believed is sane, and is written
-   again as it was read. */
+/* Fuzzes the file that stores the machine parameters: parameters that are accepted are within their bounds, and are the
+   same after they have been written and read again. */
 #include "backend/model/kept.c"
 #include "tests/fuzz/input.h"
 

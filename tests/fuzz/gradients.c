@@ -1,4 +1,4 @@
-/* Gradients that other ranks have packed: bytes of any content, as many as a slice may have and no more. */
+/* Fuzzes gradients that other ranks have packed: bytes of any content, in memory of exactly their size. */
 #define INLINE static inline __attribute__((unused))
 #include "kernels/cpu/update.h"
 

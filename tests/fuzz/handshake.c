@@ -1,5 +1,5 @@
-/* The beginning of a connection between two processes that know a key, with somebody on the way who changes, adds and
-   reads what he likes. Whoever takes the handshake for over has heard what the other has said, to the byte. */
+/* Fuzzes the handshake of two processes that know a key, while an attacker between them changes and inserts bytes. A
+   process for which the handshake succeeds must have received the messages of the other one unchanged. */
 #include "backend/processes/handshake.h"
 #include "tests/fuzz/pipes.h"
 
@@ -13,7 +13,7 @@ enum step {
     ADDED_TO_CALLED,
     KINDS
 };
-enum stage { BEGINS, SAYS_HELLO, AWAITS_ANSWER, OVER };
+enum stage { BEGINS, AWAITS_HELLO, AWAITS_ANSWER, OVER };
 struct end { struct handshake handshake; enum stage stage; int socket; };
 
 static const struct identity caller_identity = { { 1 }, 17, "the caller" };
@@ -30,9 +30,9 @@ int LLVMFuzzerInitialize(int *count, char ***arguments)
 }
 static void check_hello(const struct handshake *caller, const struct handshake *called)
 {
-    struct handshake_hello heard = called->hello, said = caller->hello;
-    said.from.host[sizeof said.from.host - 1] = 0;
-    FUZZ_CHECK(caller->has_sent_hello && memcmp(&heard, &said, sizeof said) == 0);
+    struct handshake_hello received = called->hello, sent = caller->hello;
+    sent.from.host[sizeof sent.from.host - 1] = 0;
+    FUZZ_CHECK(caller->has_sent_hello && memcmp(&received, &sent, sizeof sent) == 0);
     FUZZ_CHECK(memcmp(&caller->opening, &called->opening, sizeof called->opening) == 0);
 }
 static void caller_go_on(struct end *caller, const struct end *called)
@@ -57,7 +57,7 @@ static void called_go_on(struct end *called, const struct end *caller, struct in
         HANDSHAKE_REFUSED };
     struct handshake *h = &called->handshake;
     int got = 0;
-    if (called->stage == SAYS_HELLO) {
+    if (called->stage == AWAITS_HELLO) {
         got = handshake_receive_hello(h, called_process, called->socket);
         if (got < 0) FUZZ_CHECK(handshake_refusal_text(h, got) != NULL);
         if (got <= 0) goto end;
@@ -71,7 +71,7 @@ end:
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
     struct input in = { data, size };
-    struct end caller = { .stage = BEGINS }, called = { .stage = SAYS_HELLO };
+    struct end caller = { .stage = BEGINS }, called = { .stage = AWAITS_HELLO };
     pipes_reset();
     caller.socket = pipe_make();
     called.socket = pipe_other(caller.socket);

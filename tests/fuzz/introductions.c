@@ -1,27 +1,29 @@
-/* A group that is formed by a unique id: what comes to rank 0 from those who call its socket, and what comes from rank
-   0 to one that has called, after both have proved that they know the id, or not. The sockets, and who waits for them,
-   are the fuzzer's. */
+/* Fuzzes a group that is formed by a unique id. As rank 0, this process is called by processes that know the id; as
+   another rank, it calls rank 0. The input decides when sockets are ready, which messages arrive, and which of their
+   bytes are changed. */
 #include "backend/host/socket.h"
 #include "backend/join/bootstrap.h"
 #include "backend/join/join_result.h"
 #include "backend/processes/handshake.h"
 #include "tests/fuzz/pipes.h"
-#include "tests/fuzz/pretended_clock.h"
+#include "tests/fuzz/simulated_clock.h"
 #include <poll.h>
 
 enum { SIZE = 4, TIMEOUT_MS = 50, LISTENER = FIRST_PIPE - 2 };
-enum answer { NOTHING, INTRODUCTION, VERDICT, RECORDS, BYTES, END, FAILURE, ANSWERS };
+enum answer { NOTHING, INTRODUCTION, REPLY, RECORDS, BYTES, END, FAILURE, ANSWERS };
 
 static const char magic[8] = "tutti-i";
 static const tutti_unique_id id;
 static struct input in;
 static struct member mine;
-static bool leads;                                      /* this is rank 0 */
+/* This process is rank 0. */
+static bool leads;
 static unsigned char name[SHA256_BYTES];
 static struct key_id key;
-static struct handshake others[PIPES];                  /* at the other end of each pipe */
+/* The handshake at the other end of each pipe. */
+static struct handshake others[PIPES];
 
-/* ---- the other end, which proves what it is to prove; but for what is changed on the way ---- */
+/* ---- the other end, which makes its part of the handshake; bytes may be changed on the way ---- */
 static void caller_go_on(int socket)
 {
     struct handshake *h = &others[socket - FIRST_PIPE];
@@ -62,9 +64,10 @@ int socket_send(int socket, const void *message, size_t bytes, int descriptor)
     (void)socket;
     (void)descriptor;
     FUZZ_CHECK(message && bytes);
-    pretended_ns += 1000;
+    simulated_ns += 1000;
     return !in.left || input_byte(&in) % 8 ? 0 : -EAGAIN;
 }
+/* Copies a message with up to three changed bytes. Returns its size, or a negative errno if there is no room. */
 static int give(const void *from, size_t bytes, void *message, size_t room)
 {
     if (bytes > room) return -EMSGSIZE;
@@ -82,10 +85,10 @@ static int give_introduction(void *message, size_t room)
         int32_t rank;
         uint32_t unused;
         struct member member;
-    } said = { .magic = "tutti-i" };
-    said.rank = (int8_t)input_byte(&in);
-    said.member = mine;
-    return give(&said, sizeof said, message, room);
+    } introduction = { .magic = "tutti-i" };
+    introduction.rank = (int8_t)input_byte(&in);
+    introduction.member = mine;
+    return give(&introduction, sizeof introduction, message, room);
 }
 static int give_records(void *message, size_t room)
 {
@@ -101,7 +104,7 @@ int socket_receive(int socket, void *message, size_t bytes, int *descriptor)
     join_reply_decide(&reply, TUTTI_OK, SIZE);
     switch ((enum answer)(input_byte(&in) % ANSWERS)) {
     case INTRODUCTION: return give_introduction(message, bytes);
-    case VERDICT: return give(&reply, sizeof reply, message, bytes);
+    case REPLY: return give(&reply, sizeof reply, message, bytes);
     case RECORDS: return give_records(message, bytes);
     case BYTES: return (int)input_take(&in, message, bytes);
     case END: return 0;
@@ -112,7 +115,7 @@ int socket_receive(int socket, void *message, size_t bytes, int *descriptor)
 int poll(struct pollfd *polls, nfds_t count, int timeout_ms)
 {
     bool ready = input_byte(&in) % 8;
-    pretended_ns += ready ? 1000000 : 1000000 * (1 + (int64_t)timeout_ms);
+    simulated_ns += ready ? 1000000 : 1000000 * (1 + (int64_t)timeout_ms);
     for (nfds_t i = 0; i < count; i++) {
         int other = pipe_other(polls[i].fd);
         polls[i].revents = ready ? polls[i].events : 0;

@@ -1,5 +1,5 @@
-/* Control messages: parcels that come from other processes, for channels that are open, closed or not there yet, and
-   to be passed on to processes of other hosts. */
+/* Fuzzes control messages of other processes: for channels that are open, closed or not made yet, and for processes of
+   other hosts to which they are passed on. */
 #include "backend/control/channel.h"
 #include "backend/host/socket.h"
 #include "backend/processes/local_peer.h"
@@ -9,14 +9,14 @@
 #include <stddef.h>
 
 enum { RANKS = 6, CHANNELS = 3, STEPS = 48 };
-enum step { RECEIVE, DELIVER, SEND, SEND_LAST, OPEN_ONE, CLOSE_ONE, LOSE, STEPS_THERE_ARE };
+enum step { RECEIVE, DELIVER, SEND, SEND_FINAL, OPEN_ONE, CLOSE_ONE, LOSE, STEP_COUNT };
 
 static struct peer peers[RANKS];
 static struct peer *table[RANKS];
 static struct channel *channels[CHANNELS];
 static int calls;
 
-/* ---- in place of backend/host/socket.c: what is sent is whole, or there is no room ---- */
+/* ---- in place of backend/host/socket.c: a message is sent whole, or fails because the socket is full ---- */
 static bool full;
 int socket_listen(const char *purpose, const unsigned char nonce[NONCE_BYTES]) { return purpose && nonce ? -1 : -2; }
 int socket_connect(const char *purpose, const unsigned char nonce[NONCE_BYTES])
@@ -61,7 +61,7 @@ static void close_channel(int which)
     channel_close(channels[which]);
     channels[which] = NULL;
 }
-static void take_parcel(struct input *in)
+static void take_ctrl_msg(struct input *in)
 {
     struct packet_and_ctrl_msg m = { .packet = packet_make_from_us(registry.self.nonce, CTRL_MSG) };
     m.msg.to.token[0] = input_byte(in) % (CHANNELS + 1);
@@ -80,13 +80,13 @@ static void take_parcel(struct input *in)
 }
 static void take_step(struct input *in)
 {
-    enum step step = input_byte(in) % STEPS_THERE_ARE;
+    enum step step = input_byte(in) % STEP_COUNT;
     uint8_t which = input_byte(in);
     struct channel *channel = channels[which % CHANNELS];
     static const unsigned char bytes[CHANNEL_BYTES];
     full = which >= 200;
     switch (step) {
-    case RECEIVE: take_parcel(in); break;
+    case RECEIVE: take_ctrl_msg(in); break;
     case DELIVER:
         pthread_mutex_lock(&registry.lock);
         channels_deliver();
@@ -95,13 +95,13 @@ static void take_step(struct input *in)
     case SEND:
         if (channel) channel_send(channel, which % RANKS, which % CHANNEL_TYPES, bytes, which);
         break;
-    case SEND_LAST:
+    case SEND_FINAL:
         if (channel) channel_send_final(channel, which % RANKS, which % CHANNEL_TYPES, bytes, which);
         break;
     case OPEN_ONE: open_channel(which % CHANNELS, which % 2); break;
     case CLOSE_ONE: close_channel(which % CHANNELS); break;
     case LOSE: peers[1 + which % (RANKS - 1)].state = which % 2 ? LOST : OPEN; break;
-    case STEPS_THERE_ARE: break;
+    case STEP_COUNT: break;
     }
 }
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)

@@ -1,11 +1,11 @@
-/* What comes over an open link: bytes in portions of any size, of which frames are taken; and what is put on it. */
+/* Fuzzes the frames of an open link, which arrive in portions of any size, while frames are also sent. */
 #include "backend/links/frame.h"
 #include "tests/fuzz/input.h"
 #include <stddef.h>
 
 enum { MOST_FRAMES = 256 };
 
-/* What the checks of a frame promise to whoever handles it. */
+/* Checks what the parser of frames promises to the functions that handle a message. */
 static void message_check(const union link_message *m, int bytes)
 {
     FUZZ_CHECK((size_t)bytes >= sizeof m->packet && (size_t)bytes <= sizeof *m);
@@ -23,10 +23,12 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     for (int i = 0; i < MOST_FRAMES && in.left && bytes >= 0; i++) {
         size_t portion = input_byte(&in) * 16u + 1u, room = sizeof stream.in - stream.in_bytes;
         if (input_byte(&in) == 0) frame_stream_put(&stream, &stream.in, portion % sizeof(struct packet), PACKET_WINDOW);
-        if (stream.out_bytes && portion % 2) stream.out_bytes = 0;     /* it has been sent */
+        /* All bytes have been sent. */
+        if (stream.out_bytes && portion % 2) stream.out_bytes = 0;
         stream.in_bytes += input_take(&in, stream.in + stream.in_bytes, portion < room ? portion : room);
         while ((bytes = frame_stream_next_message(&stream, &message)) > 0) message_check(&message, bytes);
-        FUZZ_CHECK(bytes < 0 || stream.in_bytes < sizeof stream.in);    /* a frame that fits can always be whole */
+        /* The buffer always has room for the rest of a frame. */
+        FUZZ_CHECK(bytes < 0 || stream.in_bytes < sizeof stream.in);
     }
     return 0;
 }

@@ -1,10 +1,10 @@
-/* Links of a process: others call it and are called by it, some of which know the key and some of which say anything,
-   and over links that are open come frames that are nearly right. The watch thread is this one. */
+/* Fuzzes the links of a process. Other processes call it and are called by it; some know the key, and some send any
+   bytes. Over open links come frames that are nearly valid. This program does what the watch thread does in a job. */
 #include "backend/control/channel.h"
 #include "backend/links/link.h"
 #include "backend/links/tcp.h"
 #include "tests/fuzz/pipes.h"
-#include "tests/fuzz/pretended_clock.h"
+#include "tests/fuzz/simulated_clock.h"
 #include <stddef.h>
 #include <sys/epoll.h>
 
@@ -13,16 +13,16 @@ enum step {
     CALLED_BY,
     GOES_ON,
     GOES_ON_TOO,
-    SAYS_FRAME,
-    SAYS_FRAME_TOO,
-    SAYS_BYTES,
+    SENDS_FRAME,
+    SENDS_FRAME_TOO,
+    SENDS_BYTES,
     CHANGED,
     HANGS_UP,
     HOLD,
     LET_GO,
     WANT_ADDRESS,
     TIME_PASSES,
-    STEPS_THERE_ARE
+    STEP_COUNT
 };
 struct other {
     int socket;
@@ -36,7 +36,9 @@ static struct input in;
 static struct other others[OTHERS];
 static struct peer *held[HELD];
 static struct key_id key;
-static int other_count, waiting;                        /* waiting: the socket of a caller, or -1 */
+static int other_count;
+/* The socket of a caller that is not accepted yet, or -1. */
+static int waiting;
 
 static struct other *other_add(bool calls, int socket)
 {
@@ -45,7 +47,7 @@ static struct other *other_add(bool calls, int socket)
     o->calls = calls;
     return o;
 }
-/* ---- in place of tcp.c, and of the kernel that tells of sockets ---- */
+/* ---- in place of tcp.c, and of epoll ---- */
 static struct sock_address address(int socket)
 {
     return (struct sock_address){ .family = 2, .port = 1, .address = { 10, 0, 0, (unsigned char)socket } };
@@ -111,11 +113,12 @@ static void go_on_as_called(struct other *o)
 }
 static void go_on(struct other *o)
 {
-    if (o->is_over) pipe_at(o->socket)->count = 0;      /* it reads */
+    /* The other end reads all bytes. */
+    if (o->is_over) pipe_at(o->socket)->count = 0;
     else if (o->calls) go_on_as_caller(o);
     else go_on_as_called(o);
 }
-static void say_frame(struct other *o)
+static void send_frame(struct other *o)
 {
     union link_message m = { .packet = packet_make_from_us(registry.self.nonce, 1 + input_byte(&in) % 10) };
     size_t bytes = sizeof m.packet;
@@ -176,17 +179,17 @@ static void take_step(void)
 {
     struct other *o = other_count ? &others[input_byte(&in) % other_count] : NULL;
     int slot = input_byte(&in) % HELD;
-    switch ((enum step)(input_byte(&in) % STEPS_THERE_ARE)) {
+    switch ((enum step)(input_byte(&in) % STEP_COUNT)) {
     case CALLED_BY: call(); break;
     case GOES_ON:
     case GOES_ON_TOO:
         if (o) go_on(o);
         break;
-    case SAYS_FRAME:
-    case SAYS_FRAME_TOO:
-        if (o && o->is_over) say_frame(o);
+    case SENDS_FRAME:
+    case SENDS_FRAME_TOO:
+        if (o && o->is_over) send_frame(o);
         break;
-    case SAYS_BYTES:
+    case SENDS_BYTES:
         if (o) pipe_insert(pipe_other(o->socket), &in);
         break;
     case CHANGED:
@@ -198,8 +201,8 @@ static void take_step(void)
     case HOLD: hold(slot); break;
     case LET_GO: let_go(slot); break;
     case WANT_ADDRESS: want_address(slot); break;
-    case TIME_PASSES: pretended_ns += (int64_t)input_byte(&in) << 26; break;
-    case STEPS_THERE_ARE: break;
+    case TIME_PASSES: simulated_ns += (int64_t)input_byte(&in) << 26; break;
+    case STEP_COUNT: break;
     }
     turn();
 }
@@ -210,7 +213,7 @@ int LLVMFuzzerInitialize(int *count, char ***arguments)
     (void)arguments;
     return group_key_add(bytes, &key) != TUTTI_OK;
 }
-/* A peer has proved who it is, or this process has asked for it. */
+/* Checks that each open peer has sent its part of the handshake. */
 static void check(void)
 {
     for (const struct peer *p = registry.peers; p; p = p->next) {

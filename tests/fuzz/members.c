@@ -1,5 +1,5 @@
-/* What rank 0 of a new group has decided, as it comes to the others: the result and the records of all members. What
-   is accepted is placed on hosts, checked and told of, as joining does. */
+/* Fuzzes the join reply of rank 0 to the other ranks of a new group: the join result and the records of all members.
+   Accepted members are placed on hosts, checked, and named in error texts, as in joining. */
 #include "backend/join/contacts.h"
 #include "backend/join/hosts.h"
 #include "backend/join/join_result.h"
@@ -19,14 +19,15 @@ static struct member member_of_input(struct input *in)
     }
     return m;
 }
-static void tell_of(struct member *m, int rank)
+/* Checks that a copied record has only printable text. */
+static void check_record(struct member *m, int rank)
 {
-    struct member seat;
-    member_copy_record(&seat, m);
-    FUZZ_CHECK(strnlen(seat.group, sizeof seat.group) < sizeof seat.group);
-    for (const char *c = seat.group; *c; c++) FUZZ_CHECK((unsigned char)*c >= ' ' && *c != 0x7f);
-    for (const char *c = seat.identity.host; *c; c++) FUZZ_CHECK((unsigned char)*c >= ' ' && *c != 0x7f);
-    member_fail_unable(&seat, rank, "why");
+    struct member copy;
+    member_copy_record(&copy, m);
+    FUZZ_CHECK(strnlen(copy.group, sizeof copy.group) < sizeof copy.group);
+    for (const char *c = copy.group; *c; c++) FUZZ_CHECK((unsigned char)*c >= ' ' && *c != 0x7f);
+    for (const char *c = copy.identity.host; *c; c++) FUZZ_CHECK((unsigned char)*c >= ' ' && *c != 0x7f);
+    member_fail_unable(&copy, rank, "why");
 }
 static void place(struct member *table)
 {
@@ -51,7 +52,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     for (int r = 0; r < SIZE; r++) {
         received->table[r] = member_of_input(&in);
         if (!raw && r != RANK) received->table[r].size = SIZE;
-        tell_of(&received->table[r], r);
+        check_record(&received->table[r], r);
         member_check_match(&mine, r, &received->table[r]);
     }
     if (input_byte(&in) % 8) received->table[RANK] = mine;

@@ -1,4 +1,4 @@
-/* A variable of the environment that says anything at all, and whoever understands what it says. */
+/* Fuzzes a variable of the environment, and all code that reads its text. */
 #include "backend/base/settings.h"
 #include "backend/join/contacts.h"
 #include "backend/join/hosts.h"
@@ -18,7 +18,7 @@ int LLVMFuzzerInitialize(int *count, char ***arguments)
     setenv("TUTTI_LOG", "error", 1);
     return 0;
 }
-static void understand(const struct settings *s, int ranks)
+static void read_all(const struct settings *s, int ranks)
 {
     _Atomic(const struct algorithm *) chosen[COLLECTIVE_COUNT] = { NULL };
     struct machine machine = machine_typical();
@@ -50,7 +50,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     }
     setenv(variable, text, 1);
     settings_reload();
-    understand(settings_get(), ranks);
+    read_all(settings_get(), ranks);
     unsetenv(variable);
     setenv("TUTTI_LOG", "error", 1);
     return 0;

@@ -1,17 +1,18 @@
-/* A group that is formed through a key-value store of which every answer is the fuzzer's: nothing, too much, an
-   error, bytes, or a record that is right but for some of its bytes. */
+/* Fuzzes a group that is formed through a key-value store. The input decides every answer of the store: no value, too
+   many bytes, an error, any bytes, or a valid record of which some bytes are changed. */
 #include "backend/join/bootstrap.h"
 #include "backend/join/join_result.h"
 #include "tests/fuzz/input.h"
-#include "tests/fuzz/pretended_clock.h"
+#include "tests/fuzz/simulated_clock.h"
 
 enum { SIZE = 3, TIMEOUT_MS = 10 };
-enum answer { ABSENT, ABSENT_TOO, RECORD, VERDICT, TABLE, FORMED, BYTES, LARGER, BROKEN, ANSWERS };
+enum answer { ABSENT, ABSENT_TOO, RECORD, RESULT, TABLE, FORMED, BYTES, LARGER, BROKEN, ANSWERS };
 
 static struct member mine;
-static struct statement said;                          /* as rank 0 puts it, or a rank that was told otherwise */
+/* The statement of rank 0, or of a rank with other members. */
+static struct statement statement;
 static struct {
-    struct join_result verdict;
+    struct join_result result;
     struct member table[SIZE];
 } table;
 
@@ -22,6 +23,7 @@ static void change(struct input *in, unsigned char *bytes, size_t count)
         bytes[at] = input_byte(in);
     }
 }
+/* Answers with a record, with up to three changed bytes. */
 static tutti_status give(struct input *in, const void *from, size_t bytes, void *value, size_t capacity, size_t *out)
 {
     unsigned char copy[sizeof table];
@@ -36,15 +38,16 @@ static tutti_status get(void *context, const char *key, void *value, size_t capa
 {
     struct input *in = context;
     FUZZ_CHECK(strlen(key) < 64);
-    pretended_ns += 1000 * (1 + timeout_ms);
+    simulated_ns += 1000 * (1 + timeout_ms);
     if (!in->left) return TUTTI_SYSTEM;
     enum answer answer = input_byte(in) % ANSWERS;
     size_t raw = ((size_t)input_byte(in) << 8 | input_byte(in)) % (sizeof table + 16);
     switch (answer) {
     case RECORD:
-        if (!strcmp(key, "r0") || strstr(key, "/other")) return give(in, &said, sizeof said, value, capacity, bytes);
+        if (!strcmp(key, "r0") || strstr(key, "/other"))
+            return give(in, &statement, sizeof statement, value, capacity, bytes);
         return give(in, &mine, sizeof mine, value, capacity, bytes);
-    case VERDICT: return give(in, &table.verdict, sizeof table.verdict, value, capacity, bytes);
+    case RESULT: return give(in, &table.result, sizeof table.result, value, capacity, bytes);
     case TABLE: return give(in, &table, sizeof table, value, capacity, bytes);
     case FORMED: return give(in, &table, FORMED_BYTES, value, capacity, bytes);
     case BYTES:
@@ -81,10 +84,11 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     mine.identity.pid = 1;
     mine.token[0] = config.rank == 0;
     mine.status = input_byte(&in) % 4 ? TUTTI_OK : TUTTI_SYSTEM;
-    said = (struct statement){ .member = mine, .terms = { .digest = mine.terms, .name = "group", .members = "0-2" } };
+    statement =
+        (struct statement){ .member = mine, .terms = { .digest = mine.terms, .name = "group", .members = "0-2" } };
     join_reply_decide((struct join_reply *)&table, TUTTI_OK, SIZE);
     for (int r = 0; r < SIZE; r++) table.table[r] = mine;
-    tutti_status status = bootstrap_store(&config, &mine, &said.terms, clock_deadline(TIMEOUT_MS), found, &key);
+    tutti_status status = bootstrap_store(&config, &mine, &statement.terms, clock_deadline(TIMEOUT_MS), found, &key);
     if (status == TUTTI_OK) FUZZ_CHECK(memcmp(&found[config.rank].identity, &mine.identity, sizeof mine.identity) == 0);
     group_keys_forget();
     return 0;

@@ -1,5 +1,5 @@
-/* Frames that come over a TCP connection whose handshake is over, in portions of any size, while receives and sends
-   are posted. The other end is a socket of this process. */
+/* Fuzzes the frames of a TCP connection after its handshake, in portions of any size, while receives and sends are
+   posted. The other end is a socket of this process. */
 #include "backend/transports/tcp/tcp.h"
 #include "backend/transports/tcp/sockets.h"
 #include "tests/fuzz/rank.h"
@@ -8,17 +8,17 @@
 
 static struct fabric fabric;
 enum { STEPS = 40, WRITTEN_MOST = 4096 };
-enum step { FRAME, FRAME_TOO, RAW, RECEIVE, SEND, POLL, CANCEL, READ, STEPS_THERE_ARE };
+enum step { FRAME, FRAME_TOO, RAW, RECEIVE, SEND, POLL, CANCEL, READ, STEP_COUNT };
 
 static void hand_over(int socket, const void *bytes, size_t count)
 {
     ssize_t ignored = send(socket, bytes, count, MSG_DONTWAIT | MSG_NOSIGNAL);
     (void)ignored;
 }
-/* Near to what a process says; what it announces or asks for has small numbers, as ours have. */
-static void say_frame(struct fuzz_rank *r, int socket, struct input *in)
+/* Sends a frame that is nearly valid. Its ids are small numbers, as those of the tested rank are. */
+static void send_frame(struct fuzz_rank *r, int socket, struct input *in)
 {
-    unsigned char said[sizeof(struct tcp_frame) + sizeof(struct header) + 256];
+    unsigned char bytes_sent[sizeof(struct tcp_frame) + sizeof(struct header) + 256];
     struct header header = rank_header(r, in);
     struct tcp_frame frame = { .kind = input_byte(in) % 8, .id = header.id, .extent = header.bytes };
     size_t bytes = sizeof frame, behind = header.bytes < 256 ? (size_t)header.bytes : 255;
@@ -28,36 +28,36 @@ static void say_frame(struct fuzz_rank *r, int socket, struct input *in)
     if (frame.kind == DATA)
         frame = (struct tcp_frame){ DATA, behind, 1 + input_byte(in) % 4, input_byte(in) % 2 * behind };
     if (input_byte(in) == 255) frame.bytes = input_number(in);
-    memcpy(said, &frame, sizeof frame);
-    memcpy(said + bytes, &header, sizeof header);
+    memcpy(bytes_sent, &frame, sizeof frame);
+    memcpy(bytes_sent + bytes, &header, sizeof header);
     if (frame.kind <= OFFER) bytes += sizeof header;
     if (frame.kind == EAGER || frame.kind == DATA) {
-        memset(said + bytes, 7, behind);
+        memset(bytes_sent + bytes, 7, behind);
         bytes += behind;
     }
-    hand_over(socket, said, bytes);
+    hand_over(socket, bytes_sent, bytes);
 }
-static void say_bytes(int socket, struct input *in)
+static void send_bytes(int socket, struct input *in)
 {
-    unsigned char said[256];
-    hand_over(socket, said, input_take(in, said, input_byte(in)));
+    unsigned char bytes[256];
+    hand_over(socket, bytes, input_take(in, bytes, input_byte(in)));
 }
 static void take_step(struct fuzz_rank *r, int socket, struct input *in)
 {
     static unsigned char unread[WRITTEN_MOST];
-    switch ((enum step)(input_byte(in) % STEPS_THERE_ARE)) {
+    switch ((enum step)(input_byte(in) % STEP_COUNT)) {
     case FRAME:
-    case FRAME_TOO: say_frame(r, socket, in); break;
-    case RAW: say_bytes(socket, in); break;
+    case FRAME_TOO: send_frame(r, socket, in); break;
+    case RAW: send_bytes(socket, in); break;
     case RECEIVE: rank_post(r, in, false); break;
     case SEND: rank_post(r, in, true); break;
     case POLL: router_poll(r->router); break;
     case CANCEL: rank_cancel(r, in); break;
     case READ: (void)!recv(socket, unread, sizeof unread, MSG_DONTWAIT); break;
-    case STEPS_THERE_ARE: break;
+    case STEP_COUNT: break;
     }
 }
-/* It listens once and for all; connections are new each time. */
+/* The fabric starts once; connections are new for each input. */
 int LLVMFuzzerInitialize(int *count, char ***arguments)
 {
     (void)count;

@@ -1,23 +1,26 @@
-/* TCP connections that begin: processes that call this one, some of which know the key and some of which say anything,
-   and processes that this one calls. Each other end is a socket here; who knows the key speaks as ours does. */
+/* Fuzzes new TCP connections: processes that call this one, some with the key and some that send any bytes, and
+   processes that this one calls. Each other end is a socket of this process; one with the key runs our own
+   handshake. */
 #include "backend/transports/tcp/sockets.h"
 #include "backend/transports/tcp/tcp.h"
-#include "tests/fuzz/pretended_clock.h"
 #include "tests/fuzz/rank.h"
+#include "tests/fuzz/simulated_clock.h"
 #include <errno.h>
 #include <sys/eventfd.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
 enum { STEPS = 40, OTHERS = 16 };
-enum step { CALLED_BY, GOES_ON, GOES_ON_TOO, SAYS_BYTES, HANGS_UP, POST_SEND, POLL, TIME_PASSES, STEPS_THERE_ARE };
+enum step { CALLED_BY, GOES_ON, GOES_ON_TOO, SENDS_BYTES, HANGS_UP, POST_SEND, POLL, TIME_PASSES, STEP_COUNT };
 struct other { int socket, process; bool calls, is_over; uint64_t number; struct handshake handshake; };
 
 static const char magic[8] = "tutti-t";
 static struct input in;
 static struct fabric fabric;
 static struct other others[OTHERS];
-static int other_count, waiting[OTHERS], waiting_count, listener;       /* waiting: to be accepted */
+static int other_count, listener;
+/* The sockets of callers that are not accepted yet. */
+static int waiting[OTHERS], waiting_count;
 static struct key_id key;
 
 static struct other *other_add(bool calls, int process, int *ours)
@@ -90,7 +93,7 @@ static void go_on(struct other *o)
     if (o->calls) go_on_as_caller(o);
     else go_on_as_called(o);
 }
-static void say_bytes(const struct other *o)
+static void send_bytes(const struct other *o)
 {
     unsigned char bytes[256];
     size_t count = input_take(&in, bytes, input_byte(&in));
@@ -106,26 +109,26 @@ static void hang_up(struct other *o)
 static void take_step(struct fuzz_rank *r)
 {
     struct other *o = other_count ? &others[input_byte(&in) % other_count] : NULL;
-    switch ((enum step)(input_byte(&in) % STEPS_THERE_ARE)) {
+    switch ((enum step)(input_byte(&in) % STEP_COUNT)) {
     case CALLED_BY: call(); break;
     case GOES_ON:
     case GOES_ON_TOO:
         if (o) go_on(o);
         break;
-    case SAYS_BYTES:
-        if (o) say_bytes(o);
+    case SENDS_BYTES:
+        if (o) send_bytes(o);
         break;
     case HANGS_UP:
         if (o) hang_up(o);
         break;
     case POST_SEND: rank_post(r, &in, true); break;
     case POLL: router_poll(r->router); break;
-    case TIME_PASSES: pretended_ns += (int64_t)input_byte(&in) << 25; break;
-    case STEPS_THERE_ARE: break;
+    case TIME_PASSES: simulated_ns += (int64_t)input_byte(&in) << 25; break;
+    case STEP_COUNT: break;
     }
     router_poll(r->router);
 }
-/* It speaks for a process only if that has proved so. */
+/* Checks that each endpoint is of a process that knows the key. */
 static void check(void)
 {
     for (struct endpoint *e = fabric.endpoints; e; e = e->next) {

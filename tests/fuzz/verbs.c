@@ -1,17 +1,17 @@
-/* Datagrams by which two processes find each other over RDMA, and what the other has written into the eager ring of a
-   connection when a completion tells of it. The device is the fuzzer's: it takes requests or refuses them, and nothing
-   leaves. */
+/* Fuzzes the datagrams by which two processes find each other over RDMA, and the bytes that the peer has written into
+   the eager ring of a connection when a completion reports them. The device sends no bytes; the input decides which
+   requests it refuses. */
 #include "backend/transports/verbs/verbs.h"
 #include "backend/base/memory.h"
 #include "backend/transports/verbs/handshake.h"
-#include "tests/fuzz/pretended_clock.h"
 #include "tests/fuzz/rank.h"
+#include "tests/fuzz/simulated_clock.h"
 #include <endian.h>
 #include <errno.h>
 #include <sanitizer/asan_interface.h>
 
 enum { STEPS = 40, PAIRS = 1 << 12, WRITTEN_MOST = 512 };
-enum step { HELLO_COMES, HELLO_COMES_TOO, WRITTEN, WRITTEN_TOO, ENDED, RECEIVE, SEND, POLL, GREET, STEPS_THERE_ARE };
+enum step { HELLO, HELLO_TOO, WRITTEN, WRITTEN_TOO, COMPLETED, RECEIVE, SEND, POLL, TIME_PASSES, STEP_COUNT };
 static struct input in;
 static struct nic nic;
 static struct devices devices;
@@ -84,7 +84,7 @@ static struct ibv_ah *create_ah(struct ibv_pd *domain, struct ibv_ah_attr *how)
 static int destroy_ah(struct ibv_ah *address) { return !address; }
 static int resize_cq(struct ibv_cq *queue, int entries) { return !queue || !entries; }
 static const char *status_text(enum ibv_wc_status status) { return status ? "failed" : "fine"; }
-/* What a device would read must be there. */
+/* Reads the first and the last byte that a device would read, so that the sanitizer checks them. */
 static int post_send(struct ibv_qp *pair, struct ibv_send_wr *list, struct ibv_send_wr **bad)
 {
     FUZZ_CHECK(pair && bad);
@@ -112,7 +112,7 @@ static int poll_cq(struct ibv_cq *queue, int most, struct ibv_wc *out)
     coming_count = 0;
     return count;
 }
-/* ---- in place of registration.c: all memory is known to the device ---- */
+/* ---- in place of registration.c: all memory is registered ---- */
 tutti_status registration_cache_create(struct ibv_pd *domain, struct registration_limits limits,
     struct registration_cache **out)
 {
@@ -168,7 +168,8 @@ static struct verbs_endpoint *some_endpoint(void)
     for (int n = input_byte(&in) % 4; e && e->next && n > 0; n--) e = e->next;
     return e ? verbs_endpoint_of(e) : NULL;
 }
-static void hello_comes(void)
+/* Delivers a handshake datagram of a process, some of whose fields or bytes may be changed. */
+static void deliver_hello(void)
 {
     struct fabric of = { .users = 0 };
     struct endpoint end = { .is_open = false };
@@ -193,9 +194,9 @@ static void hello_comes(void)
     push((struct ibv_wc){
         .wr_id = slot, .byte_len = bytes, .qp_num = nic.datagram_queue.qp->qp_num, .opcode = IBV_WC_RECV });
 }
-/* Writes a message near the place behind the last consumed one. A device delivers nothing to a queue pair that has not
-   been connected. */
-static void written_comes(struct fuzz_rank *r)
+/* Writes a message into the ring of an endpoint, usually behind the last consumed one, and delivers the completion of
+   the write. Does nothing without a queue pair, because a device delivers nothing then. */
+static void deliver_written(struct fuzz_rank *r)
 {
     struct verbs_endpoint *e = some_endpoint();
     if (!e || !e->lane_count || !e->lanes[0].qp) return;
@@ -233,8 +234,8 @@ static void written_comes(struct fuzz_rank *r)
         .qp_num = e->lanes[0].qp->qp_num,
         .opcode = IBV_WC_RECV_RDMA_WITH_IMM });
 }
-/* A work request of ours is over; those before it, too. */
-static void ended_comes(void)
+/* Delivers the completion of the last posted work request, which also completes those before it. */
+static void deliver_completion(void)
 {
     struct verbs_endpoint *e = some_endpoint();
     if (!e || !e->lanes[0].qp || e->lanes[0].posted_count == e->lanes[0].completed_count) return;
@@ -245,17 +246,17 @@ static void ended_comes(void)
 }
 static void take_step(struct fuzz_rank *r)
 {
-    switch ((enum step)(input_byte(&in) % STEPS_THERE_ARE)) {
-    case HELLO_COMES:
-    case HELLO_COMES_TOO: hello_comes(); break;
+    switch ((enum step)(input_byte(&in) % STEP_COUNT)) {
+    case HELLO:
+    case HELLO_TOO: deliver_hello(); break;
     case WRITTEN:
-    case WRITTEN_TOO: written_comes(r); break;
-    case ENDED: ended_comes(); break;
+    case WRITTEN_TOO: deliver_written(r); break;
+    case COMPLETED: deliver_completion(); break;
     case RECEIVE: rank_post(r, &in, false); break;
     case SEND: rank_post(r, &in, true); break;
     case POLL: router_poll(r->router); break;
-    case GREET: pretended_ns += (int64_t)input_byte(&in) << 23; break;
-    case STEPS_THERE_ARE: break;
+    case TIME_PASSES: simulated_ns += (int64_t)input_byte(&in) << 23; break;
+    case STEP_COUNT: break;
     }
     router_poll(r->router);
 }

@@ -4,10 +4,10 @@
 #include "backend/base/clock.h"
 #include <time.h>
 
-/* The time, and the factor by which a sleep takes longer than its caller asks. */
-static int64_t pretended_ns = 1000000000, pretended_haste = 1;
+/* The time in ns, and the factor by which the time of a sleep is longer than its duration. */
+static int64_t simulated_ns = 1000000000, simulated_sleep_factor = 1;
 
-int64_t clock_ns(void) { return ++pretended_ns; }
+int64_t clock_ns(void) { return ++simulated_ns; }
 int64_t clock_ms(void) { return clock_ns() / 1000000; }
 int64_t clock_deadline(int64_t timeout_ms)
 {
@@ -18,6 +18,6 @@ void clock_condition_init(pthread_cond_t *condition) { pthread_cond_init(conditi
 int nanosleep(const struct timespec *duration, struct timespec *rest)
 {
     (void)rest;
-    pretended_ns += (duration->tv_sec * 1000000000 + duration->tv_nsec) * pretended_haste;
+    simulated_ns += (duration->tv_sec * 1000000000 + duration->tv_nsec) * simulated_sleep_factor;
     return 0;
 }
