@@ -1,11 +1,12 @@
-"""A long run over hosts that are namespaces: their ranks go through collectives and messages of drawn sizes, compare
-every result with the expected one, and make and destroy a group in every round. Each rank's resources are recorded.
+"""Runs ranks on several hosts that are namespaces for a long time: they make collectives and messages of random sizes,
+compare every result with the expected one, and make and destroy a group in every round. The resources of each rank are
+recorded.
 
     python tests/faults/host_soak.py --minutes 60                 four hosts of one rank; prints its seed
     python tests/faults/host_soak.py --hosts 2 --ranks 2 --minutes 5 --seed 7
 
 Requirements: no result is wrong; at the end a rank has no more descriptors and threads than after the first rounds,
-and little more resident memory (GROWTH_KIB: the allocator keeps what it has had once). Needs what script/hosts needs.
+and at most GROWTH_KIB more resident memory, because the allocator keeps freed memory. Needs what script/hosts needs.
 """
 import argparse
 import contextlib
@@ -21,11 +22,13 @@ import host_soak  # noqa: E402
 import hosts as namespaces  # noqa: E402
 from across import Across, Lab  # noqa: E402
 
-STEPS = 200             # of a round
-LARGE_EVERY = 50        # steps one is in several tiles
-FIRST_ROUNDS = 5        # in which caches fill
+# The steps of a round; one of LARGE_EVERY has a tensor of several tiles.
+STEPS, LARGE_EVERY = 200, 50
+# The caches of a rank fill in these rounds.
+FIRST_ROUNDS = 5
 GROWTH_KIB = 16 << 10
-MAPPED_BYTES = 1 << 20  # the C library gives back at once what is so large, so that a tensor leaves no hole
+# The C library maps larger tensors one by one, and unmaps them when they are freed, so they leave no holes in the heap.
+MAPPED_BYTES = 1 << 20
 KINDS = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all", "messages")
 
 
@@ -66,7 +69,7 @@ def carry_out(kind, step, count, rank, size, group):
 
 
 def held():
-    """Descriptors, threads and resident KiB of this process."""
+    """Returns the descriptors, threads and resident KiB of this process."""
     status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
     return len(os.listdir("/proc/self/fd")), int(status["Threads"]), int(status["VmRSS"].split()[0])
 
@@ -123,7 +126,7 @@ def grown(rounds):
 def main():
     parser = argparse.ArgumentParser(description="Compute for long on several hosts, and watch what ranks hold.")
     parser.add_argument("--hosts", type=int, default=4)
-    parser.add_argument("--ranks", type=int, default=1, help="of each host (default: 1)")
+    parser.add_argument("--ranks", type=int, default=1, help="ranks of each host (default: 1)")
     parser.add_argument("--minutes", type=float, default=20)
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(10**6))
     options = parser.parse_args()

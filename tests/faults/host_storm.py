@@ -1,10 +1,10 @@
-"""A storm over hosts that are namespaces: in each cycle ranks on several hosts join and compute, and at a random moment
-some are killed, or a host falls silent; judges how the rest ends.
+"""Runs many jobs over hosts that are namespaces: in each cycle ranks on several hosts join and compute, and at a random
+moment some are killed, or the cable of a host is pulled. Judges how the other ranks end.
 
     python tests/faults/host_storm.py --cycles 200                            prints its seed
     python tests/faults/host_storm.py --hosts 3 --ranks 2 --cycles 50 --partitions 20 --seed 7
 
-Requirements after every cycle: every survivor ended with a PeerError that names a rank which is gone, or which it
+Requirements after every cycle: every survivor ended with a PeerError that names a killed rank, or a rank that it
 cannot reach, within LIMIT_S; every sum until then was right; no process, no socket and no name in /dev/shm is left on
 any host. Times are reported, and judged by that limit only. Needs what script/hosts needs.
 """
@@ -23,9 +23,11 @@ import host_storm  # noqa: E402
 import hosts as namespaces  # noqa: E402
 from across import Across, Lab  # noqa: E402
 
-LIMIT_S = 30.0          # how long a survivor may take before it counts as hung
-LEAVES_S = 20.0         # how long processes may take to be gone: an emulated machine needs seconds for each
-SILENCE_MS = 2000
+# A survivor that takes longer counts as hung.
+LIMIT_S = 30.0
+# A process that stays longer counts as left behind. An emulated machine needs seconds to end each process.
+LEAVES_S = 20.0
+PEER_TIMEOUT_MS = 2000
 WHAT = ("all_reduce", "large", "messages", "idle")
 
 
@@ -34,8 +36,9 @@ class Plan:
     """One cycle, drawn from (seed, number) alone."""
     number: int
     placement: list
-    victims: list       # ranks that are killed
-    silent: int         # or the host whose cable is pulled; -1: none
+    # The ranks that are killed, or the host whose cable is pulled (-1: none).
+    victims: list
+    silent: int
     delay_s: float
     what: str
 
@@ -95,7 +98,7 @@ def unreachable(plan, rank):
 def judge_one(plan, rank, outcome, begin):
     """Returns the problem with the outcome of this survivor as text, or ""."""
     if outcome.failed:
-        return f"rank {rank} {f'raised {outcome.trace}' if outcome.error else 'ended and said nothing'}"
+        return f"rank {rank} {f'raised {outcome.trace}' if outcome.error else 'ended without an answer'}"
     kind, text, at = outcome.value
     if kind != "PeerError":
         return f"rank {rank} has no PeerError, but {kind}: {text}"
@@ -105,7 +108,7 @@ def judge_one(plan, rank, outcome, begin):
 
 
 def described(process):
-    """Its name and state, and where in the kernel it waits."""
+    """Returns the name and state of a process, and where in the kernel it waits."""
     try:
         words = Path(f"/proc/{process}/stat").read_text().split("(", 1)[1].rsplit(")", 1)
         return f"{words[0]}, {words[1].split()[0]}, {Path(f'/proc/{process}/wchan').read_text()}"
@@ -131,10 +134,11 @@ class Storm:
 
     def cycle(self, plan):
         """Runs one cycle. Returns its problems as texts."""
-        ranks = Across(self.lab, plan.placement, environment={"TUTTI_PEER_TIMEOUT_MS": str(SILENCE_MS)})
+        ranks = Across(self.lab, plan.placement, environment={"TUTTI_PEER_TIMEOUT_MS": str(PEER_TIMEOUT_MS)})
         survivors = [rank for rank in range(ranks.size) if rank not in plan.victims]
         try:
-            ranks.begin(host_storm.compute, plan.what)  # by a name that the ranks can import
+            # Ranks cannot import __main__, so the function is that of the imported module.
+            ranks.begin(host_storm.compute, plan.what)
             time.sleep(plan.delay_s)
             begin = time.monotonic()
             for victim in plan.victims:
@@ -150,9 +154,10 @@ class Storm:
             ranks.close()
         wrong = [judge_one(plan, rank, outcome, begin) for rank, outcome in zip(survivors, outcomes)]
         self.times += [(outcome.value[2] - begin, plan.silent >= 0) for outcome in outcomes if outcome.value]
-        return [problem for problem in wrong if problem] + self.stays()
+        return [problem for problem in wrong if problem] + self.left_behind()
 
-    def stays(self):
+    def left_behind(self):
+        """Returns as texts what is left after LEAVES_S."""
         deadline = time.monotonic() + LEAVES_S
         while (found := self.left()) and time.monotonic() < deadline:
             time.sleep(0.05)
@@ -170,11 +175,11 @@ def summarise(times):
 def main():
     parser = argparse.ArgumentParser(description="Kill ranks on several hosts and judge what is left.")
     parser.add_argument("--hosts", type=int, default=2)
-    parser.add_argument("--ranks", type=int, default=2, help="of each host (default: 2)")
-    parser.add_argument("--cycles", type=int, default=50, help="in which ranks are killed (default: 50)")
-    parser.add_argument("--partitions", type=int, default=0, metavar="N", help="more, in which a host falls silent")
+    parser.add_argument("--ranks", type=int, default=2, help="ranks of each host (default: 2)")
+    parser.add_argument("--cycles", type=int, default=50, help="cycles in which ranks are killed (default: 50)")
+    parser.add_argument("--partitions", type=int, default=0, metavar="N", help="further cycles with a pulled cable")
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(10**6))
-    parser.add_argument("--only", type=int, metavar="N", help="just cycle N of this seed")
+    parser.add_argument("--only", type=int, metavar="N", help="only cycle N of this seed")
     options = parser.parse_args()
     print(f"seed {options.seed}", flush=True)
     count = options.cycles + options.partitions
@@ -187,7 +192,8 @@ def main():
             plan = draw(options.seed, number, options.hosts, options.ranks, number >= options.cycles)
             try:
                 wrong = storm.cycle(plan)
-            except AssertionError as failed:            # it could not even join
+            # The ranks could not join.
+            except AssertionError as failed:
                 wrong = [str(failed)]
             problems += bool(wrong)
             if wrong or options.only is not None:

@@ -1,16 +1,16 @@
-"""Starts jobs of some ranks and kills one rank, or two, with SIGKILL at random moments; judges how the rest ends.
+"""Runs many jobs, and kills one rank or two of each with SIGKILL at random moments. Judges how the other ranks end.
 
-    python tests/faults/kill_storm.py --cycles 1000           a storm of two ranks; prints its seed
-    python tests/faults/kill_storm.py --seed 7 --only 412     one cycle of it again: what is done and when, as before
-    python tests/faults/kill_storm.py --ranks 4 --hosts 2     of four ranks, which pretend to be on two hosts
+    python tests/faults/kill_storm.py --cycles 1000           1000 jobs of two ranks; prints the seed
+    python tests/faults/kill_storm.py --seed 7 --only 412     one of them again: the same operations and moments
+    python tests/faults/kill_storm.py --ranks 4 --hosts 2     jobs of four ranks on two simulated hosts
 
-Requirements after every cycle: every survivor ended by itself, with an error that names a dead rank, the same one on
-all (or it had finished before); every result it got until then was right; nothing is left: no process, no name in
-/dev/shm, no socket, no file. Times are reported, never judged, except that a survivor still there after LIMIT_S counts
-as hung.
+Requirements after every cycle: every survivor ended by itself, with an error that names a killed rank, the same one on
+all survivors (or it had finished before); all its results until then were right; no process, no name in /dev/shm, no
+socket and no file is left. Times are reported and not judged, but a survivor that has not ended after LIMIT_S counts as
+hung.
 
-The parent has loaded torch and the library but never used them, so a rank is a fork away and a cycle costs a
-fraction of a second.
+The parent has loaded torch and the library but never used them, so it can fork ranks, and a cycle takes a fraction of a
+second.
 """
 import argparse
 import collections
@@ -32,9 +32,12 @@ from rank import OK, PEER_LOST, SYSTEM, TIMEOUT, VERBS, Library, be_rank, commun
 from store import serve_store
 from traces import Traces
 
-LIMIT_S = 30.0          # how long a survivor may take before it counts as hung
-JOIN_MS = 2000          # a rank that dies before anyone has met it is only noticed by this timeout of joining
-OPERATION_MS = 60000    # longer than LIMIT_S: an operation must not be rescued by its timeout
+# A survivor that takes longer counts as hung.
+LIMIT_S = 30.0
+# The timeout of joining. A rank that is killed before any other rank has met it is noticed only by this timeout.
+JOIN_MS = 2000
+# The timeout of operations. It is longer than LIMIT_S, so that no timeout ends an operation that hangs.
+OPERATION_MS = 60000
 PR_SET_CHILD_SUBREAPER = 36
 
 
@@ -42,25 +45,32 @@ PR_SET_CHILD_SUBREAPER = 36
 class Plan:
     """One cycle, drawn from (seed, number) alone."""
     number: int
-    phase: str          # init, idle, collective, ddp
+    # init, idle, collective or ddp
+    phase: str
     size: int
-    victims: list       # ranks
-    delay_s: float      # from the phase being reached (init: from the start) to the kill
+    # The ranks that are killed, and the time from the beginning of the phase to the kill (init: from the start).
+    victims: list
+    delay_s: float
+    # The operation of the phase "collective", and its float32 elements.
     verb: str
-    count: int          # float32 elements
+    count: int
 
 
 @dataclass
 class Outcome:
     """The outcome of one survivor."""
     rank: int
-    finished: bool = False              # it ended without an error
+    # True if it ended without an error; otherwise the error's status and text.
+    finished: bool = False
     status: int = OK
     text: str = ""
-    wrong: str = ""                     # a result that was not right
-    seconds: float = 0.0                # from the kill to the error
+    # Describes a wrong result.
+    wrong: str = ""
+    # The seconds from the kill to the error.
+    seconds: float = 0.0
     hung: bool = False
-    died: str = ""                      # ended neither with an error nor well: a signal, an exit status
+    # Describes another end: a signal, an exit status or an exception.
+    died: str = ""
 
 
 def draw(seed, number, phases, size=2):
@@ -73,8 +83,8 @@ def draw(seed, number, phases, size=2):
 
 
 def judge(plan, outcomes, left):
-    """Returns the problems of a cycle as text, or "". outcomes: of the survivors. left: traces that the cycle left
-    behind."""
+    """Returns the problems of a cycle as text, or "". outcomes: those of the survivors. left: the traces that the cycle
+    has left behind."""
     blamed = {outcome.rank: blame(outcome.text) for outcome in outcomes if outcome.text}
     problems = ["left behind: " + ", ".join(left)] if left else []
     problems += [f"rank {outcome.rank} {problem}" for outcome in outcomes
@@ -96,7 +106,8 @@ def judge_one(plan, outcome, blamed):
     if outcome.status not in ((PEER_LOST, TIMEOUT, SYSTEM) if plan.phase == "init" else (PEER_LOST,)):
         return f"has the error {outcome.status}, not PEER_LOST: {outcome.text}"
     found = blamed.get(outcome.rank)
-    if plan.phase == "init":            # a rank may have met one that had given up, because of another
+    # While joining, a rank may have met one that had given up because of a third one.
+    if plan.phase == "init":
         for _ in blamed:
             found = blamed.get(found, found)
     if found not in plan.victims:
@@ -105,8 +116,8 @@ def judge_one(plan, outcome, blamed):
 
 
 def blame(text):
-    """The rank that an error names. Its text may begin with who told of it, or who could not reach it, and go on with
-    who saw it."""
+    """Returns the number of the dead rank that an error names. The text may also name the rank that reported the
+    failure, the rank that could not reach the dead one, and the rank that saw it die."""
     text = re.sub(r"rank \d+ failed the group: ", "", text)
     found = re.search(r"reach rank (\d+)", text) or re.search(r"rank (\d+)", text)
     return found and int(found[1])
@@ -118,7 +129,7 @@ class Storm:
         self.library, self.folder, self.hosts, self.port = library, folder, hosts, None
 
     def open_store(self):
-        """One store for all cycles, which outlives the ranks."""
+        """Starts the store of all cycles, which outlives the ranks."""
         self.port = serve_store()
 
     def body(self, plan):
@@ -126,6 +137,7 @@ class Storm:
         if plan.phase != "ddp":
             unique_id = in_child(self.library.make_id)
             return lambda rank, reached: communicate(self.library, plan, unique_id, rank, reached)
+
         def run(rank, reached):
             import torch.distributed as dist
             store = dist.TCPStore("127.0.0.1", self.port, is_master=False)
@@ -142,7 +154,7 @@ class Storm:
         be_rank(rank, body, ready, report)
 
     def cycle(self, plan):
-        """The outcomes of those that were not killed, and what was left."""
+        """Runs one cycle. Returns the outcomes of the survivors, and the traces that are left."""
         body = self.body(plan)
         traces = Traces(self.folder)
         ready, tell_ready = os.pipe()
@@ -165,7 +177,7 @@ class Storm:
 
 
 def in_child(make):
-    """The bytes that make() returns in a child, so that the parent never uses the library itself."""
+    """Returns the bytes that make() returns in a child, so that the parent never uses the library itself."""
     read, write = os.pipe()
     process = os.fork()
     if not process:
@@ -181,17 +193,17 @@ def in_child(make):
 
 
 def await_all(ready, size):
-    """Until all ranks have told that the phase is reached, or one cannot."""
-    deadline, told = time.monotonic() + LIMIT_S, b""
-    while len(told) < size and select.select([ready], [], [], max(0, deadline - time.monotonic()))[0]:
+    """Waits until all ranks have reported that they have reached the phase, or all have ended."""
+    deadline, reported = time.monotonic() + LIMIT_S, b""
+    while len(reported) < size and select.select([ready], [], [], max(0, deadline - time.monotonic()))[0]:
         more = os.read(ready, size)
         if not more:
             return
-        told += more
+        reported += more
 
 
 def await_survivors(processes, report, killed_at):
-    """Reads the report until nobody can write any more, which is when all processes are gone."""
+    """Returns the outcomes of the survivors. Reads their reports until all of them have ended, LIMIT_S at most."""
     text, deadline, late = b"", time.monotonic() + LIMIT_S, False
     while processes:
         if not select.select([report], [], [], max(0, deadline - time.monotonic()))[0]:
@@ -200,35 +212,37 @@ def await_survivors(processes, report, killed_at):
         if not (more := os.read(report, 65536)):
             break
         text += more
-    told = {one["rank"]: one for one in decode_all(text.decode())}
-    return [outcome_of(rank, process, told.get(rank), killed_at, late) for rank, process in processes.items()]
+    reports = {one["rank"]: one for one in decode_all(text.decode())}
+    return [outcome_of(rank, process, reports.get(rank), killed_at, late) for rank, process in processes.items()]
 
 
-def outcome_of(rank, process, told, killed_at, late):
+def outcome_of(rank, process, report, killed_at, late):
     hung = late and not os.waitid(os.P_PID, process, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     if hung:
-        os.kill(process, signal.SIGUSR1)        # says where it is
+        # SIGUSR1 makes it print where its threads are.
+        os.kill(process, signal.SIGUSR1)
         time.sleep(0.5)
         os.kill(process, signal.SIGKILL)
     status = os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
-    if told is None:
-        return Outcome(rank, hung=hung, died=f"ended with {status} and said nothing")
-    seconds = told.pop("at") - killed_at
-    return Outcome(**told, seconds=seconds, hung=hung)
+    if report is None:
+        return Outcome(rank, hung=hung, died=f"ended with {status} and without a report")
+    seconds = report.pop("at") - killed_at
+    return Outcome(**report, seconds=seconds, hung=hung)
 
 
 def decode_all(text):
     decoder, at = json.JSONDecoder(), 0
     while at < len(text):
-        told, at = decoder.raw_decode(text, at)
-        yield told
+        report, at = decoder.raw_decode(text, at)
+        yield report
 
 
 def summarise(times):
     print("milliseconds from the kill to a survivor's error")
     print(f"{'phase':<12}{'noticed':>8}{'median':>10}{'90 %':>10}{'99 %':>10}{'longest':>10}")
     for phase, values in sorted(times.items()):
-        if not values:                                  # nobody had to be told, as may happen while joining
+        # No survivor had to notice a death, as may happen while joining.
+        if not values:
             print(f"{phase:<12}{0:>8}")
             continue
         values.sort()
@@ -247,11 +261,11 @@ def parse():
     parser = argparse.ArgumentParser(description="Kill ranks at random moments and judge what is left.")
     parser.add_argument("--cycles", type=int, default=100)
     parser.add_argument("--ranks", type=int, default=2, metavar="N")
-    parser.add_argument("--hosts", default="", help="that the ranks pretend to be on, as in TUTTI_HOSTS")
+    parser.add_argument("--hosts", default="", help="simulated hosts, as in TUTTI_HOSTS")
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(10**6))
-    parser.add_argument("--only", type=int, metavar="N", help="just cycle N of this seed")
-    parser.add_argument("--phases", default="init,idle,collective,collective,ddp", help="to draw from")
-    parser.add_argument("--library", help="libtutti.so (default: of this checkout)")
+    parser.add_argument("--only", type=int, metavar="N", help="only cycle N of this seed")
+    parser.add_argument("--phases", default="init,idle,collective,collective,ddp", help="the phases to draw from")
+    parser.add_argument("--library", help="path of libtutti.so (default: that of this checkout)")
     return parser.parse_args()
 
 

@@ -1,5 +1,4 @@
-"""The program of a rank of the storm: collectives on the C interface, or training with torch, until an error ends
-it."""
+"""The program of a rank of kill_storm.py: collectives by the C API, or training with torch, until an error ends it."""
 import ctypes
 import faulthandler
 import json
@@ -10,7 +9,8 @@ import traceback
 
 import numpy
 
-FLOAT32, SUM = 10, 0    # places in the lists of include/tutti.h; a test compares
+# Numbers of include/tutti.h; test_numbers_are_those_of_the_header compares them.
+FLOAT32, SUM = 10, 0
 OK, SYSTEM, TIMEOUT, PEER_LOST = 0, -4, -5, -7
 UNIQUE_ID_BYTES = 128
 VERBS = ("all_reduce", "broadcast", "all_gather", "reduce_scatter", "all_to_all", "send_recv", "barrier")
@@ -23,7 +23,7 @@ class Failure(Exception):
 
 
 class Wrong(Exception):
-    """A result that is not right."""
+    """An operation has given a wrong result."""
 
 
 class UniqueId(ctypes.Structure):
@@ -31,7 +31,7 @@ class UniqueId(ctypes.Structure):
 
 
 class Library:
-    """The verbs of include/tutti.h that are used here, with statuses as exceptions."""
+    """The functions of include/tutti.h that are used here. A status other than OK raises Failure."""
 
     def __init__(self, path):
         self.c = c = ctypes.CDLL(path)
@@ -64,7 +64,7 @@ class Library:
 
 
 class Rank:
-    """One rank of a group that exchanges float32: rank r brings r + 1 in every element."""
+    """One rank of a group that exchanges float32: the input of rank r has r + 1 in every element."""
 
     def __init__(self, library, comm, rank, size, count):
         self.library, self.comm, self.rank, self.size, self.count = library, comm, rank, size, count
@@ -77,8 +77,9 @@ class Rank:
         self.library.call(verb, *addresses, self.comm, None)
 
     def send_recv(self):
-        """With the rank as far from the end as this one from the beginning: on another host where hosts are blocks. One
-        in the middle has no such peer, and only asks now and then whether the group has failed."""
+        """Exchanges messages with rank size - 1 - rank, which is on another host if hosts are blocks of ranks. Returns
+        what must now be in `out`. The rank in the middle has no such peer, and only asks whether the group has
+        failed."""
         peer = self.size - 1 - self.rank
         if peer == self.rank:
             time.sleep(0.001)
@@ -95,7 +96,7 @@ class Rank:
         return [peer + 1]
 
     def collective(self, verb):
-        """Runs it; returns what must now be in the first parts of `out`; in those behind nothing is written."""
+        """Runs a collective. Returns what must now be in the first parts of `out`; the other parts stay 0."""
         part, parts, out, count, size = self.part, self.parts, self.out, self.count, self.size
         out[:] = 0
         if verb == "send_recv":
@@ -113,7 +114,7 @@ class Rank:
         return expected
 
     def repeat(self, verb):
-        """Until one fails."""
+        """Repeats a collective until it fails or gives a wrong result."""
         while True:
             expected = self.collective(verb)
             expected += [0] * (self.size - len(expected))
@@ -125,11 +126,13 @@ def communicate(library, plan, unique_id, rank, reached):
     comm = ctypes.c_void_p()
     try:
         comm = library.join(unique_id, rank, plan.size)
-        library.call("barrier", comm, None)         # all have joined
+        # After the barrier all ranks have joined.
+        library.call("barrier", comm, None)
         reached()
         if plan.phase == "collective":
             Rank(library, comm, rank, plan.size, plan.count).repeat(plan.verb)
-        while plan.phase == "idle":                 # makes no call that could notice by itself
+        # An idle rank makes no operation that could notice a death by itself.
+        while plan.phase == "idle":
             library.call("comm_get_async_error", comm)
             time.sleep(0.001)
     finally:
@@ -157,7 +160,8 @@ def train(store, rank, size, reached):
 
 
 def be_rank(rank, body, ready, report):
-    """Runs `body` in a forked child. `ready` learns when the phase is reached, `report` how it ended."""
+    """Runs `body` in a forked child, and ends it. Writes to the pipe `ready` when the phase is reached, and to the pipe
+    `report` how the rank ended."""
     faulthandler.register(signal.SIGUSR1)
     outcome, status = {"rank": rank}, 0
     try:

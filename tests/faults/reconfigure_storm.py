@@ -1,18 +1,18 @@
-"""Changes the members of groups at random: members are killed, started, left out, divided and brought together again.
+"""Changes the members of groups at random: kills, starts and leaves out members, divides groups and merges them again.
 
-    python tests/faults/reconfigure_storm.py --changes 300       a storm; prints its seed
+    python tests/faults/reconfigure_storm.py --changes 300       300 changes; prints the seed
     python tests/faults/reconfigure_storm.py --seed 7            the same draws again
-    python tests/faults/reconfigure_storm.py --hosts 2           over hosts that are simulated
+    python tests/faults/reconfigure_storm.py --hosts 2           over simulated hosts
 
 Each change divides the living members into parts, and every member of a part calls torch_tutti.reconfigure with the
-handles of that part, as a list in any order or as a set. Meanwhile a thread of each member adds numbers in a group, so
-that running calls end. In some changes a member is killed before or while the others reconfigure.
+handles of that part, as a list in any order or as a set. Meanwhile a thread of each member makes all-reduces in the old
+group, which a change must end. In some changes a member is killed before or while the others reconfigure.
 
-Requirements: every member answers; without a kill every member joins, and has the rank that its handle's place gives;
-every sum that a thread gets is right; in the end no process, socket or file is left. A member that does not answer
-within LIMIT_S counts as hung, and prints where its threads are. Nothing else is judged by time.
+Requirements: every member answers; without a kill every member joins, and its rank is the position of its handle in the
+list; every sum is right; in the end no process, socket or file is left. A member that does not answer within LIMIT_S
+counts as hung, and prints where its threads are. Nothing else is judged by time.
 
-The parent has loaded torch but never used it, so a member is a fork away.
+The parent has loaded torch but never used it, so it can fork members.
 """
 import argparse
 import ctypes
@@ -32,15 +32,17 @@ from store import serve_store
 from traces import Traces
 
 LIMIT_S = 60.0
-QUIET_S, DISTURBED_S = 300, 3           # the timeouts of changes without and with a kill
+# The timeouts of changes without a kill, and with a kill while members reconfigure.
+QUIET_S, DISTURBED_S = 300, 3
 MOST = 6
 PR_SET_CHILD_SUBREAPER = 36
 
 
 # ---- a member ----
 class Adder(threading.Thread):
-    """Adds numbers in the default group until that ends, and keeps the first sum that is wrong. Where the group stays
-    the same object, a late call would be one of the next membership, so no call starts after stop()."""
+    """Makes all-reduces in the default group until the group ends, and keeps the first wrong sum. The group may stay
+    the same object after a change, so that a late call would be one of the new members; so no call starts after
+    stop()."""
 
     def __init__(self, rank, size):
         super().__init__(daemon=True)
@@ -48,7 +50,7 @@ class Adder(threading.Thread):
         self.added, self.starting, self.stopped = threading.Event(), threading.Lock(), False
 
     def start_sum(self, tensor, group):
-        """The Work, or None after stop()."""
+        """Starts an all-reduce, and returns its Work, or None after stop()."""
         import torch.distributed as dist
         with self.starting:
             return None if self.stopped else dist.all_reduce(tensor, group=group, async_op=True)
@@ -71,13 +73,15 @@ class Adder(threading.Thread):
                 self.sums += 1
                 self.added.set()
                 time.sleep(0.001)
-        except (dist.DistBackendError, ValueError):     # the group has ended, or torch has made another one
+        # The group has ended, or torch has made another one.
+        except (dist.DistBackendError, ValueError):
             pass
         finally:
             self.added.set()
 
 
-def join_nobody(port):
+def join_alone(port):
+    """Makes a group of this process alone, which can be reconfigured."""
     import torch
     import torch.distributed as dist
 
@@ -89,7 +93,7 @@ def join_nobody(port):
 
 
 def change(uuid, handles, timeout_s, adder):
-    """Returns the new adder and what to answer."""
+    """Reconfigures this member. Returns its new adder and its answer to the supervisor."""
     import torch.distributed as dist
 
     import torch_tutti
@@ -115,7 +119,7 @@ def live(pipe, port):
 
     import torch_tutti
     faulthandler.register(signal.SIGUSR1, all_threads=True)
-    join_nobody(port)
+    join_alone(port)
     adder = None
     while (task := pipe.recv()) is not None:
         if task == "handle":
@@ -187,7 +191,7 @@ class Storm:
         self.members.remove(member)
 
     def ask(self, member):
-        """The next answer of a member."""
+        """Returns the next answer of a member."""
         if not member.pipe.poll(LIMIT_S):
             raise Hung(f"no answer from member {member.number} (process {member.process}) in {LIMIT_S:.0f} s")
         try:
@@ -201,7 +205,7 @@ class Storm:
         count = min(most, self.chance.choice([1, 1, 1, 2, 2, 3]))
         bounds = sorted(self.chance.sample(range(1, len(order) // self.least), count - 1)) if count > 1 else []
         bounds = [0, *(bound * self.least for bound in bounds), len(order)]
-        # Parts have no members in common, so two of them may have one uuid.
+        # Parts have no common members, so all of them may have the same uuid.
         self.uuid += 1
         return [Part(order[a:b], self.chance.random() < 0.7, self.uuid) for a, b in zip(bounds, bounds[1:])]
 
@@ -218,7 +222,7 @@ class Storm:
         for member in self.members:
             member.handle = self.ask(member)
         parts = self.draw_parts()
-        self.what = f"kill {kill or 'nobody'}, parts {[[one.number for one in part.members] for part in parts]}"
+        self.what = f"kill: {kill or 'none'}, parts {[[one.number for one in part.members] for part in parts]}"
         for part in parts:
             for member in self.chance.sample(part.members, len(part.members)):
                 member.pipe.send(part.arguments(DISTURBED_S if kill == "while" else QUIET_S))

@@ -1,15 +1,15 @@
-"""Kills a rank of a job at a random moment, starts it again as a supervisor does, and expects the job to come together,
-again and again, through one store that is never cleaned.
+"""Kills a rank of a job at a random moment, starts it again as a supervisor does, and checks that the ranks join again.
+Repeats this with one store that is never cleaned.
 
-    python tests/faults/restart_storm.py --restarts 200       a storm; prints its seed
+    python tests/faults/restart_storm.py --restarts 200       200 restarts; prints the seed
     python tests/faults/restart_storm.py --seed 7             the same draws again
 
 Each restart draws the victim; whether it is killed while the ranks join, or later; whether all ranks are started again
-(torchrun) or the dead one alone, while the others destroy the failed group and make a new one under the same name; and,
-if all are started, their number. A restart counts as recovered when every rank has had a right sum. Time is not judged,
-but a job that has not come together after LIMIT_S counts as hung.
+(as by torchrun) or only the dead one, while the others destroy the failed group and make a new one under the same name;
+and, if all are started, their number. A restart counts as recovered when every rank has had a right sum. Time is not
+judged, but a job without these sums after LIMIT_S counts as hung.
 
-The parent has loaded torch but never used it, so a rank is a fork away.
+The parent has loaded torch but never used it, so it can fork ranks.
 """
 import argparse
 import faulthandler
@@ -25,11 +25,13 @@ from datetime import timedelta
 from store import serve_store
 
 LIMIT_S = 60.0
-JOIN_S = 300            # longer than LIMIT_S: no recovery may rest on a timeout
+# The timeout of joining. It is longer than LIMIT_S, so that no recovery can be due to it.
+JOIN_S = 300
 
 
 # ---- a rank ----
 def sums(rank, size):
+    """Makes an all-reduce for each value that it yields. Ends the rank after a wrong sum."""
     import torch
     import torch.distributed as dist
     while True:
@@ -41,7 +43,8 @@ def sums(rank, size):
 
 
 def live(rank, size, make_store, tell):
-    """Joins and sums until a peer is gone; then destroys the group and joins anew."""
+    """Joins and makes sums until a peer is gone; then destroys the group and joins again. Writes its process number to
+    the pipe `tell` after the first sum of each group."""
     import torch
     import torch.distributed as dist
     torch.set_num_threads(1)
@@ -62,6 +65,7 @@ def live(rank, size, make_store, tell):
 class Job:
     def __init__(self, make_store, chance):
         self.make_store, self.chance, self.processes = make_store, chance, []
+        # Ranks write their process numbers to `tell`.
         self.told, self.tell = os.pipe()
         self.text = ""
 
@@ -72,7 +76,8 @@ class Job:
         try:
             os.close(self.told)
             live(rank, size, self.make_store, self.tell)
-        except BaseException as error:                  # the supervisor starts it again; what it said may be of use
+        # The supervisor starts the rank again. The error is printed to explain a job that hangs.
+        except BaseException as error:
             print(f"rank {rank} of {size} ended: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
         os._exit(1)
 
@@ -96,7 +101,8 @@ class Job:
         self.text = ""
 
     def await_sums(self, alone):
-        """Whether every rank has had a sum since forget_told."""
+        """Returns true if every rank has had a sum since forget_told(). alone: starts a rank again if it ends
+        meanwhile."""
         deadline = time.monotonic() + LIMIT_S
         while time.monotonic() < deadline:
             if alone:
@@ -108,10 +114,11 @@ class Job:
         return False
 
     def restart(self):
-        """One kill and what follows; True: it came together again."""
+        """Kills a rank and starts ranks again. Returns true if all of them have had a sum."""
         alone, joining = self.chance.random() < 0.5, self.chance.random() < 0.4
         size = len(self.processes) if alone else self.chance.randint(2, 4)
-        if joining:                                     # start all, and kill one before they have met
+        # Starts all ranks, so that the kill comes before they have joined.
+        if joining:
             self.kill(range(len(self.processes)))
             self.start_all(size)
         time.sleep(self.chance.uniform(0, 0.03))
@@ -128,7 +135,7 @@ class Job:
 
 
 def main():
-    parser = argparse.ArgumentParser(description="Kill ranks, start them again, expect them to meet.")
+    parser = argparse.ArgumentParser(description="Kill ranks, start them again, and check that they join.")
     parser.add_argument("--restarts", type=int, default=100)
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(10**6))
     parser.add_argument("--store", choices=["tcp", "file"], default="tcp")
@@ -151,7 +158,7 @@ def main():
         for number in range(options.restarts):
             if not job.restart():
                 failed += 1
-                print(f"restart {number}: not together after {LIMIT_S:.0f} s ({job.what})", flush=True)
+                print(f"restart {number}: no sum on some rank after {LIMIT_S:.0f} s ({job.what})", flush=True)
                 for process in job.processes:
                     os.kill(process, signal.SIGUSR1)
                 time.sleep(1)

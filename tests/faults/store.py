@@ -1,4 +1,4 @@
-"""The store through which the ranks of a storm meet."""
+"""The store by which the ranks of kill_storm.py, restart_storm.py and reconfigure_storm.py find each other."""
 import ctypes
 import os
 import signal
@@ -8,8 +8,8 @@ PR_SET_PDEATHSIG = 1
 
 
 def serve_store():
-    """The port of a store in a process of its own, which lives as long as this one. So ranks are forked from a process
-    with one thread: a thread of the store could hold a lock of the C library just then, for ever in the rank."""
+    """Starts a store in a process of its own, which ends with this one, and returns its port. A store in this process
+    would have a thread, which could hold a lock of the C library during a fork; the rank could never take that lock."""
     parent = os.getpid()
     read, write = os.pipe()
     if not os.fork():

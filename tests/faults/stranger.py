@@ -1,7 +1,7 @@
-"""A stranger on the network of a job: it sees all traffic, and has everything but the key. As `watch` it runs where all
-packets pass, and writes the first bytes that each connecting process sends. As `attack` it runs on a host of its own,
-and connects to every port that it has seen: it holds connections, sends another version, repeats bytes that it has
-seen, and sends random bytes, as fast as it can. The answer must be an opening, and a refusal or nothing.
+"""An attacker on the network of a job, which sees all traffic but does not know the key. As `watch` it runs where all
+packets pass, and writes the first bytes that each connecting process sends. As `attack` it runs on its own host, and
+connects to every port that it has seen: it holds connections, sends another version, repeats bytes that it has seen,
+and sends random bytes, as fast as it can. The job may answer with an opening, and with a refusal or nothing.
 
     stranger.py watch FILE                    until it is killed
     stranger.py attack FILE SECONDS           prints what it did as JSON
@@ -16,15 +16,19 @@ import sys
 import time
 
 ETH_P_ALL, FIRST_BYTES = 3, 400
-LEAST_PORT = 32768      # those that the kernel chooses; the store's is below
-OPENING_BYTES, HELLO_BYTES, ANSWER_BYTES, HEAD_BYTES = 32, 176, 56, 16   # backend/processes/handshake.h
+# The kernel chooses ports from here on; the store's port is below.
+LEAST_PORT = 32768
+# These are from backend/processes/handshake.h.
+OPENING_BYTES, HELLO_BYTES, ANSWER_BYTES, HEAD_BYTES = 32, 176, 56, 16
 MAGICS, OPENING, REFUSED = (b"tutti-l\0", b"tutti-t\0"), 1, 5
-HELD = 150              # connections that say nothing, of each port
+# The connections to each port that are held without sending.
+HELD = 150
 
 
-# ---- it sees all ----
+# ---- the watcher ----
 def payload_of(packet):
-    """(sender, receiver, is it the first packet of a connection, bytes) of TCP over IPv4; None: something else."""
+    """Returns (sender, receiver, whether it is the first packet of a connection, bytes) of a packet of TCP over IPv4,
+    or None for another packet."""
     if len(packet) < 54 or packet[12:14] != b"\x08\x00" or packet[23] != 6:
         return None
     at = 14 + (packet[14] & 15) * 4
@@ -36,25 +40,27 @@ def payload_of(packet):
 
 
 def watch(path):
-    said = {}           # {(caller, called): the first bytes of the caller}
+    # {(caller, called): the first bytes of the caller}
+    sent = {}
     with socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(ETH_P_ALL)) as wire, open(path, "w") as out:
         while True:
             packet, about = wire.recvfrom(65536)
             found = payload_of(packet)
-            if not found or about[2] == socket.PACKET_OUTGOING:         # each packet comes in, and goes out again
+            # Each packet passes twice, in and out.
+            if not found or about[2] == socket.PACKET_OUTGOING:
                 continue
             here, there, is_first, data = found
-            if is_first and there[1] >= LEAST_PORT and (here, there) not in said:
-                said[here, there] = b""
-            before = said.get((here, there))
+            if is_first and there[1] >= LEAST_PORT and (here, there) not in sent:
+                sent[here, there] = b""
+            before = sent.get((here, there))
             if before is None or len(before) >= FIRST_BYTES or (before and not data):
                 continue
-            said[here, there] = before + data
-            out.write(json.dumps([*there, said[here, there].hex()]) + "\n")
+            sent[here, there] = before + data
+            out.write(json.dumps([*there, sent[here, there].hex()]) + "\n")
             out.flush()
 
 
-# ---- it speaks ----
+# ---- the attacker ----
 class Attack:
     def __init__(self, path):
         self.path, self.at, self.seen, self.held, self.learned = path, 0, {}, {}, []
@@ -62,15 +68,15 @@ class Attack:
         self.chance = random.Random(1)
 
     def look(self):
-        """At what the watcher has written since."""
+        """Reads what the watcher has written since the last call."""
         with contextlib.suppress(FileNotFoundError), open(self.path) as lines:
             lines.seek(self.at)
             for line in lines:
                 if not line.endswith("\n"):
                     break
                 self.at += len(line)
-                address, port, said = json.loads(line)
-                self.seen.setdefault((address, port), set()).add(bytes.fromhex(said))
+                address, port, sent = json.loads(line)
+                self.seen.setdefault((address, port), set()).add(bytes.fromhex(sent))
 
     def connect(self, target):
         one = socket.socket()
@@ -79,7 +85,8 @@ class Attack:
             one.connect(target)
         except OSError:
             one.close()
-            self.seen.pop(target, None)                 # it has ended
+            # The process that listened there has ended.
+            self.seen.pop(target, None)
             for held in self.held.pop(target, []):
                 held.close()
             return None
@@ -87,8 +94,8 @@ class Attack:
         return one
 
     def judge(self, came):
-        """Counts an answer, and keeps it in `learned` if it has more than a stranger may learn: that a version of tutti
-        listens there, a random number, and that it is refused."""
+        """Counts an answer, and adds it to `learned` if it has more than an attacker may learn: that a version of tutti
+        listens there, a random number, and the refusal."""
         opening, answer = came[:OPENING_BYTES], came[OPENING_BYTES:]
         head = struct.unpack("8sII", opening[:HEAD_BYTES]) if len(opening) == OPENING_BYTES else None
         right = not came or (head and head[0] in MAGICS and head[2] == OPENING)
@@ -101,7 +108,8 @@ class Attack:
         if not right:
             self.learned.append(came.hex())
 
-    def say(self, target, data):
+    def send(self, target, data):
+        """Sends data over a new connection, and judges the answer."""
         one = self.connect(target)
         if not one:
             return
@@ -114,7 +122,7 @@ class Attack:
         self.judge(came)
 
     def hold(self, target):
-        """One more connection that says nothing; the oldest of too many goes."""
+        """Makes a connection that sends nothing, and closes the oldest one if there are more than HELD."""
         held = self.held.setdefault(target, [])
         if one := self.connect(target):
             held.append(one)
@@ -123,11 +131,11 @@ class Attack:
 
     def round(self, target):
         another_version = struct.pack("8sI", MAGICS[self.chance.randrange(2)], self.chance.randrange(20) + 1000)
-        self.say(target, another_version)
-        said = sorted(self.seen.get(target, ()), key=len)
-        for data in [*said[-1:], *self.chance.sample(said, min(3, len(said)))]:
-            self.say(target, data)
-        self.say(target, os.urandom(self.chance.randrange(1, 500)))
+        self.send(target, another_version)
+        seen = sorted(self.seen.get(target, ()), key=len)
+        for data in [*seen[-1:], *self.chance.sample(seen, min(3, len(seen)))]:
+            self.send(target, data)
+        self.send(target, os.urandom(self.chance.randrange(1, 500)))
         for _ in range(20):
             self.hold(target)
 

@@ -1,11 +1,11 @@
-"""A job on three hosts that are namespaces, beside a stranger on a fourth (stranger.py): jobs come together, compute
-and end, again and again, while it attacks. Every result must be right, no rank may fail, and the stranger must learn
+"""Runs jobs on three hosts that are namespaces while an attacker on a fourth one (stranger.py) attacks them: one job
+after the other joins, computes and ends. Every result must be right, no rank may fail, and the attacker must learn
 nothing.
 
     python tests/faults/stranger_storm.py --seconds 600
 
-Prints how many operations there were, and how long the longest of them and the longest joining took: these are for the
-reader to judge, as a busy machine has others in between. Needs what script/hosts needs.
+Prints the number of operations, and the times of the longest operation and of the longest joining. These times are not
+judged, because other programs of a busy machine lengthen them. Needs what script/hosts needs.
 """
 import argparse
 import json
@@ -22,12 +22,13 @@ import stranger_storm  # noqa: E402
 from across import Across, Lab  # noqa: E402
 
 JOB, STRANGER = (0, 1, 2), 3
-COUNT = 1000            # elements
+# The elements of a sum.
+COUNT = 1000
 LIMIT_S = 60
 
 
 def compute(world, seconds):
-    """Sums that must be right; how many, and how long the longest took."""
+    """Makes sums, and asserts that they are right. Returns their number, and the seconds of the longest one."""
     import torch
     import torch.distributed as dist
     count, longest, until = 0, 0.0, time.monotonic() + seconds
@@ -40,7 +41,8 @@ def compute(world, seconds):
         count += 1
         if not bool((total == world.size * (world.size + 1) / 2).all()):
             raise AssertionError("a wrong sum")
-        if count % 50 == 0:                             # all stop after the same operation
+        # Rank 0 decides, so that all ranks stop after the same operation.
+        if count % 50 == 0:
             more = torch.tensor([float(time.monotonic() < until)])
             dist.broadcast(more, 0)
     return count, longest

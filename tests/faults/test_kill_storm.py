@@ -1,4 +1,4 @@
-"""A small storm on every run of the tests, and tests that its judge would notice what it is there to notice."""
+"""Tests of ranks that are killed: some cycles of kill_storm.py, and that its judge finds each kind of bad end."""
 import importlib.util
 import os
 import re
@@ -26,7 +26,7 @@ def judge(plan, *outcomes, left=()):
     return kill_storm.judge(plan, outcomes, left)
 
 
-def test_a_good_end_is_well():
+def test_judge_accepts_survivors_that_blame_a_killed_rank():
     assert judge(PLAN, WELL, *OTHERS) == ""
     assert judge(replace(PLAN, phase="init"), kill_storm.Outcome(rank=0, finished=True)) == ""
     assert judge(replace(PLAN, victims=[0, 1])) == ""
@@ -38,36 +38,36 @@ BAD = [{"hung": True}, {"died": "ended with -11"}, {"wrong": "a wrong result"}, 
 
 
 @pytest.mark.parametrize("change", BAD)
-def test_a_bad_end_of_one_is_noticed(change):
-    told = judge(PLAN, OTHERS[0], replace(WELL, **change), OTHERS[1])
-    assert told.startswith("rank 0 ") and ";" not in told
+def test_judge_finds_one_survivor_with_a_bad_end(change):
+    problem = judge(PLAN, OTHERS[0], replace(WELL, **change), OTHERS[1])
+    assert problem.startswith("rank 0 ") and ";" not in problem
 
 
-def test_what_is_left_is_noticed():
+def test_judge_reports_traces_that_are_left():
     assert judge(PLAN, WELL, *OTHERS, left=["socket 12345"]) == "left behind: socket 12345"
 
 
-def test_survivors_that_blame_different_ranks_are_noticed():
+def test_judge_finds_survivors_that_blame_different_ranks():
     two, other = replace(PLAN, victims=[1, 3]), replace(WELL, rank=2, text="rank 3 died")
     assert "not the same one" in judge(two, WELL, other)
     assert judge(replace(two, phase="init"), WELL, other) == ""
 
 
-def test_who_is_dead_is_blamed_and_not_who_tells_of_it():
+def test_judge_tells_the_dead_rank_from_the_one_that_reports_it():
     assert judge(PLAN, replace(WELL, text="rank 3 failed the group: " + WELL.text)) == ""
     assert judge(PLAN, replace(WELL, text="rank 1 failed the group: rank 3 of the group died, seen by rank 1"))
 
 
-def test_who_could_not_be_reached_is_blamed():
+def test_judge_takes_an_unreachable_rank_for_the_dead_one():
     joining = replace(PLAN, phase="init")
-    told = kill_storm.Outcome(rank=0, status=rank.SYSTEM, text="rank 0 of the group cannot reach rank 1: it hung up")
-    assert judge(joining, told) == ""
-    assert judge(replace(joining, victims=[0]), told)
-    gave_up = replace(told, rank=2, text="rank 2 of the group cannot reach rank 0: it hung up")
-    assert judge(joining, told, gave_up) == "" and judge(PLAN, WELL, replace(gave_up, status=rank.PEER_LOST))
+    outcome = kill_storm.Outcome(rank=0, status=rank.SYSTEM, text="rank 0 of the group cannot reach rank 1: it hung up")
+    assert judge(joining, outcome) == ""
+    assert judge(replace(joining, victims=[0]), outcome)
+    gave_up = replace(outcome, rank=2, text="rank 2 of the group cannot reach rank 0: it hung up")
+    assert judge(joining, outcome, gave_up) == "" and judge(PLAN, WELL, replace(gave_up, status=rank.PEER_LOST))
 
 
-def test_traces_are_noticed(tmp_path):
+def test_traces_finds_files_descriptors_and_processes(tmp_path):
     before = traces.Traces(tmp_path)
     assert before.left_now() == []
     (tmp_path / "core").touch()
@@ -75,7 +75,8 @@ def test_traces_are_noticed(tmp_path):
     child = os.fork()
     if not child:
         os.close(write)
-        os.read(read, 1)        # until the parent closes its end
+        # The read returns when the parent closes its end.
+        os.read(read, 1)
         os._exit(0)
     assert before.left_now() == ["file core", "a descriptor of the parent", "a process"]
     os.close(read)
@@ -85,7 +86,7 @@ def test_traces_are_noticed(tmp_path):
     assert before.left() == []
 
 
-def test_a_socket_of_ours_is_noticed_until_closed(tmp_path):
+def test_traces_finds_a_socket_until_it_is_closed(tmp_path):
     import socket
     before = traces.Traces(tmp_path)
     with socket.socket(socket.AF_UNIX) as ours:
@@ -94,7 +95,7 @@ def test_a_socket_of_ours_is_noticed_until_closed(tmp_path):
     assert before.left() == []
 
 
-def test_a_cycle_depends_on_seed_and_number_only():
+def test_plan_of_a_cycle_depends_on_seed_and_number_only():
     plans = [kill_storm.draw(7, number, ["init", "collective"]) for number in range(50)]
     assert plans == [kill_storm.draw(7, number, ["init", "collective"]) for number in range(50)]
     assert len({(plan.delay_s, plan.count) for plan in plans}) == 50
@@ -113,7 +114,7 @@ def test_numbers_are_those_of_the_header():
 
 
 @pytest.mark.parametrize("job", ["", "--ranks 4", "--ranks 4 --hosts 2", "--ranks 4 --hosts 0,1,0,1"])
-def test_storm(job):
+def test_survivors_of_killed_ranks_end_well(job):
     try:
         kill_storm.find_library(ROOT)
     except SystemExit as absent:

@@ -1,4 +1,4 @@
-"""A small storm of changes on every run of the tests, on one host and on two simulated ones."""
+"""Tests of groups whose members change at random (reconfigure_storm.py), on one host and on two simulated hosts."""
 import os
 import subprocess
 import sys
@@ -12,7 +12,7 @@ CHANGES = int(os.environ.get("STORM_CHANGES", "20"))
 
 
 @pytest.mark.parametrize("hosts", [1, 2])
-def test_storm(hosts):
+def test_members_join_and_answer_in_random_changes(hosts):
     command = [sys.executable, str(STORM), "--changes", str(CHANGES), "--hosts", str(hosts)]
     run = subprocess.run(command, capture_output=True, text=True, timeout=150 + 10 * CHANGES)
     assert run.returncode == 0, run.stdout + run.stderr

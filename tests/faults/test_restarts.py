@@ -1,5 +1,5 @@
-"""A job whose rank dies comes together again through the same store: a small storm, and torchrun with both of its
-rendezvous."""
+"""Tests of a job whose rank dies: it forms a group again through the same store. Restarts by restart_storm.py, and by
+torchrun with both of its rendezvous."""
 import os
 import socket
 import subprocess
@@ -22,13 +22,13 @@ total = torch.ones(1)
 dist.all_reduce(total)
 if attempt == 0 and rank == int(os.environ["VICTIM"]):
     os.kill(os.getpid(), 9)
-os.write(1, f"rank {rank} in attempt {attempt}: {total.item():.0f}\\n".encode())      # in one piece
+os.write(1, f"rank {rank} in attempt {attempt}: {total.item():.0f}\\n".encode())
 dist.destroy_process_group()
 """
 
 
 @pytest.mark.parametrize("store", ["tcp", "file"])
-def test_storm(store):
+def test_killed_ranks_join_again_through_one_store(store):
     command = [sys.executable, str(HERE / "restart_storm.py"), "--restarts", str(RESTARTS), "--store", store]
     run = subprocess.run(command, capture_output=True, text=True, timeout=120 + 10 * RESTARTS)
     assert run.returncode == 0, run.stdout + run.stderr
@@ -42,7 +42,7 @@ def free_port():
 
 
 @pytest.mark.parametrize("rendezvous", ["c10d", "static"])
-def test_torchrun_restarts(tmp_path, rendezvous):
+def test_ranks_restarted_by_torchrun_join_again(tmp_path, rendezvous):
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)
     where = ["--standalone"] if rendezvous == "c10d" else ["--master-port", str(free_port())]

@@ -5,7 +5,8 @@ import os
 import time
 from pathlib import Path
 
-GRACE_S = 2.0           # the kernel, and the parent's end of a connection, notice a death a moment after it
+# The kernel removes the traces of a killed process a moment after its death.
+GRACE_S = 2.0
 
 
 def names_in_shared_memory():
@@ -13,7 +14,7 @@ def names_in_shared_memory():
 
 
 def sockets():
-    """Inodes of the abstract sockets whose name begins with tutti."""
+    """Returns the inodes of the abstract sockets whose names begin with tutti."""
     rows = (line.split() for line in Path("/proc/net/unix").read_text().splitlines()[1:])
     return {row[6] for row in rows if len(row) > 7 and row[7].startswith("@tutti")}
 
@@ -21,13 +22,14 @@ def sockets():
 def holds(process, inode):
     try:
         links = [os.readlink(f"/proc/{process}/fd/{name}") for name in os.listdir(f"/proc/{process}/fd")]
-    except OSError:         # it has just ended, or closed one just now
+    # The process has ended or closed a descriptor meanwhile.
+    except OSError:
         return False
     return f"socket:[{inode}]" in links
 
 
 def owners(inode):
-    """Processes that hold this socket."""
+    """Returns the processes that hold this socket."""
     return {int(name) for name in os.listdir("/proc") if name.isdigit() and holds(name, inode)}
 
 
@@ -47,7 +49,8 @@ def children():
 def parent_of(process):
     try:
         return int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[1])
-    except OSError:         # it has just ended
+    # The process has ended meanwhile.
+    except OSError:
         return None
 
 

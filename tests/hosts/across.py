@@ -1,5 +1,6 @@
-"""Ranks on several hosts that are namespaces, driven as tests/python/ranks.py drives those of one: functions go to
-every rank and outcomes come back. On each host an agent has torch loaded and forks ranks, so a group costs little."""
+"""Runs ranks on several hosts that are namespaces, as tests/python/ranks.py runs ranks of one host: every rank receives
+a function, and sends its outcome back. On each host an agent that has loaded torch forks the ranks, so a group takes
+little time to start."""
 import contextlib
 import itertools
 import json
@@ -15,9 +16,11 @@ from pathlib import Path
 from hosts import address_of
 from ranks import LIMIT_S, Outcome
 
-BACKEND = os.environ.get("HOSTS_BACKEND", "tutti")      # gloo: whether the ground itself holds
+# With HOSTS_BACKEND=gloo, tests that fail show a fault of the hosts or of the tests themselves.
+BACKEND = os.environ.get("HOSTS_BACKEND", "tutti")
 AGENT = Path(__file__).with_name("agent.py")
-READY_S = 120           # for importing torch on a busy machine
+# An agent takes long to import torch on a busy machine.
+READY_S = 120
 
 
 class Agent:
@@ -64,13 +67,14 @@ class Lab:
 class Across:
     """Ranks that have joined one group: rank r is on host placement[r].
 
-    options: backend, join=False (only the store is there), gloo=True (a second group), timeout_s, environment (of all),
-    on_host ({host: environment}), sizes ({rank: what it takes the size to be}).
+    options: backend, join=False (only the store is there), gloo=True (a second group), timeout_s, environment
+    (variables of all ranks), on_host ({host: variables}), sizes ({rank: the group size that it assumes}).
     """
 
     def __init__(self, lab, placement, joined=True, **options):
         self.size, self.placement, self.lab = len(placement), list(placement), lab
-        self.hosts = self.placement                     # as in ranks.py
+        # operations.py of tests/python reads the hosts by this name.
+        self.hosts = self.placement
         self.agents = lab.agents_of(placement)
         common, on_host = options.pop("environment", {}), options.pop("on_host", {})
         self.options = {"backend": BACKEND, "join": True, "gloo": False, "timeout_s": LIMIT_S, **options,
@@ -82,7 +86,7 @@ class Across:
         self.joined = self.collect(self.options["timeout_s"] + LIMIT_S)
         if joined and any(outcome.failed for outcome in self.joined):
             self.close()
-            raise AssertionError("joining failed\n" + "\n".join(told(self.joined)))
+            raise AssertionError("joining failed\n" + "\n".join(failure_texts(self.joined)))
 
     def start(self, rank, host, environment):
         ours, theirs = socket.socketpair()
@@ -95,11 +99,11 @@ class Across:
         self.agents[self.placement[rank]].ask({"pid": self.pids[rank], "number": int(number)})
 
     def alive(self, rank):
-        """Whether its end of the pipe is open, which says nothing of a rank that is stopped."""
+        """Returns true unless kill() or close() has closed the pipe to the rank."""
         return not self.pipes[rank].closed
 
     def collect(self, limit_s, ranks=None):
-        """One outcome of each, by rank."""
+        """Returns an outcome of each rank. Kills all ranks and raises AssertionError if one does not answer in time."""
         until, outcomes = time.monotonic() + limit_s, []
         for rank in range(self.size) if ranks is None else ranks:
             if not self.pipes[rank].poll(max(0, until - time.monotonic())):
@@ -120,13 +124,13 @@ class Across:
         return self.collect(limit_s)
 
     def run(self, function, *arguments, limit_s=LIMIT_S):
-        """Runs it on every rank, where it must succeed; the values."""
+        """Runs a function on every rank, where it must succeed. Returns its values by rank."""
         outcomes = self.outcomes(function, *arguments, limit_s=limit_s)
-        assert not any(outcome.failed for outcome in outcomes), "\n".join(told(outcomes))
+        assert not any(outcome.failed for outcome in outcomes), "\n".join(failure_texts(outcomes))
         return [outcome.value for outcome in outcomes]
 
     def kill(self):
-        """Makes the ranks say where they hang, and ends them."""
+        """Makes the ranks print where their threads are, and kills them."""
         for rank in range(self.size):
             self.signal(rank, signal.SIGCONT)
             self.signal(rank, signal.SIGUSR1)
@@ -137,7 +141,7 @@ class Across:
             pipe.close()
 
     def close(self):
-        """Lets them leave, and waits until they are gone."""
+        """Lets the ranks leave the group, and waits until they have ended. Kills those that take too long."""
         for pipe in self.pipes:
             with contextlib.suppress(OSError):
                 if not pipe.closed:
@@ -148,16 +152,17 @@ class Across:
                 while not pipe.closed and pipe.poll(max(0, until - time.monotonic())):
                     pipe.recv()
             if not pipe.closed:
-                self.signal(rank, signal.SIGKILL)       # who is gone does not mind
+                # The agent ignores a rank that has ended.
+                self.signal(rank, signal.SIGKILL)
                 pipe.close()
 
 
-def told(outcomes):
+def failure_texts(outcomes):
     return [f"---- rank {r} ----\n{o.trace or f'died with {o.died}'}" for r, o in enumerate(outcomes) if o.failed]
 
 
 def failures(outcomes, kind, *pieces):
-    """All of them failed with this class, and all texts have all pieces."""
+    """Asserts that all outcomes are errors of this class, and that their texts have all pieces."""
     for number, outcome in enumerate(outcomes):
         what = f"number {number}: {outcome.error or outcome.value}: {outcome.text}\n{outcome.trace}"
         assert outcome.error == kind, what

@@ -1,5 +1,5 @@
-"""Runs on a host, loads torch once, and forks a rank for each request that comes over its socket (across.py). It never
-uses torch itself, so a rank begins as if its process were new."""
+"""The agent of a host (across.py): loads torch once, and forks a rank for each request that it receives over its
+socket. It never uses torch itself, so a rank begins as in a new process."""
 import contextlib
 import json
 import os
@@ -15,11 +15,12 @@ HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), *(str(HERE.parent / name) for name in ("python", "support", "faults"))]
 
 
+# The store of rank 0 serves the other ranks, even if joining fails.
 stores = []
 
 
 def preload(backend):
-    """Imports here what the ranks would import one after the other."""
+    """Imports the modules that each rank would otherwise import by itself."""
     import pytest  # noqa: F401
     import torch._dynamo
     import torch.distributed.checkpoint
@@ -38,7 +39,7 @@ def join(rank, options):
     limit = timedelta(seconds=options["timeout_s"])
     store = dist.TCPStore(options["address"], options["port"], len(hosts), is_master=rank == 0, timeout=limit,
                           wait_for_workers=False)
-    stores.append(store)                                # that of rank 0 serves the others, even if joining fails
+    stores.append(store)
     world = World(rank, len(hosts), store, hosts=len(set(hosts)))
     world.host = hosts[rank]
     if options["join"]:
@@ -59,12 +60,15 @@ def live(rank, options, pipe):
     world, joined.value = joined.value, None
     try:
         pipe.send(joined)
-        while (task := pipe.recv()) is not None:        # one that could not join stays, too: it may have the store
+        # A rank that could not join stays, too, because it may have the store.
+        while (task := pipe.recv()) is not None:
             function, arguments = task
             pipe.send(attempt(function, world, *arguments))
-    except (EOFError, BrokenPipeError):                 # the test has given up
+    # The test has closed the pipe.
+    except (EOFError, BrokenPipeError):
         os._exit(1)
-    with contextlib.suppress(Exception):                # of a group that has failed
+    # In a failed group this raises.
+    with contextlib.suppress(Exception):
         leave()
 
 
@@ -79,7 +83,8 @@ def start(request, ends, asked):
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         live(request["rank"], request["options"], Connection(ends[0]))
         status = 0
-    except BaseException:                               # a task that cannot be read
+    # For example, a task cannot be unpickled.
+    except BaseException:
         traceback.print_exc()
     finally:
         sys.stdout.flush()
@@ -96,7 +101,8 @@ def send_signal(request):
 def main():
     asked = socket.socket(fileno=int(sys.argv[1]))
     preload(sys.argv[2])
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)       # nobody waits for ranks here
+    # The system reaps the ranks.
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     asked.send(b"{}")
     while True:
         text, ends, _, _ = socket.recv_fds(asked, 65536, 1)

@@ -1,5 +1,5 @@
-"""Hosts that are network namespaces of this machine (tests/support/hosts.py). Where there can be none, all of this is
-skipped with the reason."""
+"""Fixtures of hosts that are network namespaces of this machine (tests/support/hosts.py), and of ranks on them. Without
+namespaces all these tests are skipped, with the reason."""
 import sys
 from pathlib import Path
 
@@ -16,12 +16,12 @@ import hosts as namespaces  # noqa: E402
 def namespaces_work():
     reason = namespaces.why_not()
     if reason:
-        pytest.skip(f"there can be no hosts here: {reason}")
+        pytest.skip(f"hosts are not possible here: {reason}")
 
 
 @pytest.fixture(scope="module")
 def hosts(namespaces_work):
-    """hosts(count): so many hosts, the same for all tests of a module."""
+    """Returns hosts(count), which returns that number of hosts, the same ones for all tests of a module."""
     made = {}
 
     def of_count(count):
@@ -37,7 +37,7 @@ def hosts(namespaces_work):
 # ---- ranks on them ----
 @pytest.fixture(scope="session")
 def lab(namespaces_work):
-    """Four hosts, on each of which torch is loaded when it is first needed."""
+    """Returns four hosts, on each of which an agent loads torch when it is first needed."""
     pytest.importorskip("torch", reason="torch is not installed")
     from across import BACKEND, Lab
     if BACKEND == "tutti":
@@ -50,7 +50,8 @@ def lab(namespaces_work):
 
 @pytest.fixture(scope="module")
 def ranks(lab):
-    """ranks(placement): ranks that tests share, rank r on host placement[r]; with gloo beside as the judge."""
+    """Returns ranks(*placement), which returns ranks that tests share: rank r is on host placement[r]. They also have a
+    group of gloo, for comparison."""
     from across import Across
     started = {}
 
@@ -68,7 +69,7 @@ def ranks(lab):
 
 @pytest.fixture
 def fresh(lab):
-    """fresh(placement, **options): ranks of the test's own, which it may break."""
+    """Returns fresh(*placement, **options), which returns ranks of this test only, which it may break."""
     from across import Across
     started = []
 

@@ -1,12 +1,12 @@
 """Random programs (tests/python/random_programs.py) on ranks of several hosts that are namespaces: two, three or four,
-with one to three ranks each, placed in any order. The results of every rank must be those of the model, to the bit.
+with one to three ranks each, placed in any order. The results of every rank must be bit-identical to the model's.
 
     python tests/hosts/properties.py --cases 10000                prints its seed
     python tests/hosts/properties.py --placement 0,1,1 --program "[Step('broadcast', shape=(5,)), Step('barrier')]"
 
-A case is a program of 1 to 24 operations. Programs that share a placement share its ranks, and how they cut messages:
-by cost, or into tiles of a length that is drawn. A failing program is made small and printed with a line that runs it
-again. Over more than two hosts only those sums are drawn that are the same in any order of adding.
+A case is a program of 1 to 24 operations. Programs that share a placement share its ranks, and the length of tiles,
+which is drawn (0: chosen by cost). A failing program is shrunk and printed with a command that runs it again. Over more
+than two hosts only sums are drawn that are the same in any order of adding.
 """
 import argparse
 import collections
@@ -26,12 +26,14 @@ from across import Across, Lab  # noqa: E402
 from model import Step  # noqa: E402
 from operations import verdict  # noqa: E402
 
-PROGRAMS = 10           # of a placement
+# The programs of one placement.
+PROGRAMS = 10
 TILES = ("0", "0", "4096", "65536")
 
 
 def drawn_placement(seed):
-    """One to three ranks on each of some hosts, half of the time one after the other; and the length of tiles."""
+    """Returns a placement, one to three ranks on each of two to four hosts, in blocks half of the time; and the length
+    of tiles."""
     chance = random.Random(seed)
     placement = [host for host in range(chance.randint(2, 4)) for _ in range(chance.randint(1, 3))]
     if chance.random() < 0.5:
@@ -40,7 +42,7 @@ def drawn_placement(seed):
 
 
 class Kept:
-    """Ranks of one placement, started again when a program has broken them."""
+    """The ranks of one placement. They are started again after a program has broken them."""
 
     def __init__(self, lab, placement, tile):
         self.lab, self.placement, self.tile, self.ranks = lab, placement, tile, None
@@ -57,7 +59,7 @@ class Kept:
 
 
 def on_one_placement(lab, seed, count):
-    """The placement and the programs that were checked on it. AssertionError for the first that goes wrong."""
+    """Checks programs on one placement, and returns both. Raises AssertionError for the first wrong program."""
     (placement, tile), hung = drawn_placement(seed), {}
     again = (f"TUTTI_TILE_BYTES={tile} python tests/hosts/properties.py "
              f"--placement {','.join(map(str, placement))} --program")
@@ -68,7 +70,7 @@ def on_one_placement(lab, seed, count):
 
 
 def check(lab, seed, cases):
-    """Rounds, each on another placement; how many went wrong."""
+    """Checks programs in rounds, each on another placement. Returns the number of wrong rounds."""
     begin, wrong, tally = time.monotonic(), 0, collections.Counter()
     for number in itertools.count():
         if tally["cases"] >= cases:
@@ -92,7 +94,7 @@ def main():
     parser.add_argument("--cases", type=int, default=200)
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(10**6) * 1000)
     parser.add_argument("--placement", help="the host of each rank, for --program")
-    parser.add_argument("--program", help="just this one")
+    parser.add_argument("--program", help="only this program")
     options = parser.parse_args()
     with namespaces.Hosts(4) as some, contextlib.closing(Lab(some)) as lab:
         if options.program:

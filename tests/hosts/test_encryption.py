@@ -9,10 +9,11 @@ import torch
 import torch.distributed as dist
 from across import BACKEND, failures
 
-pytestmark = pytest.mark.skipif(BACKEND != "tutti", reason="these are promises of tutti")
-MARK = 1234.5678        # no sum of it by two ranks has its bytes
+pytestmark = pytest.mark.skipif(BACKEND != "tutti", reason="only tutti promises this")
+# No sum of it by two or three ranks has its bytes.
+MARK = 1234.5678
 REQUIRED = {"TUTTI_ENCRYPTION": "required", "TUTTI_TRANSPORT": "tcp"}
-# Where all packets pass: counts those that have these bytes, until its standard input ends.
+# Runs where all packets pass, and counts those that have these bytes, until its standard input ends.
 WATCH = """
 import select, socket, sys
 mark, count = bytes.fromhex(sys.argv[1]), 0
@@ -42,7 +43,8 @@ def sums(world):
     return wrong
 
 
-def packets_that_show(lab, ranks):
+def count_packets_with_mark(lab, ranks):
+    """Returns the number of packets that have the mark in clear text while the ranks compute."""
     mark = (struct.pack("f", MARK) * 4).hex()
     command = [*lab.hosts.entering(lab.hosts.switch.inside, "-n"), sys.executable, "-c", WATCH, mark]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as watcher:
@@ -51,34 +53,34 @@ def packets_that_show(lab, ranks):
         return int(watcher.communicate()[0])
 
 
-def test_who_sees_the_network_reads_nothing(fresh, lab):
-    assert packets_that_show(lab, fresh(0, 1, 2, environment={"TUTTI_TRANSPORT": "tcp"})) > 100
-    assert packets_that_show(lab, fresh(0, 1, 2, environment=REQUIRED)) == 0
+def test_no_packet_has_data_in_clear_text(fresh, lab):
+    assert count_packets_with_mark(lab, fresh(0, 1, 2, environment={"TUTTI_TRANSPORT": "tcp"})) > 100
+    assert count_packets_with_mark(lab, fresh(0, 1, 2, environment=REQUIRED)) == 0
 
 
-def test_ranks_of_one_host_and_of_another(fresh):
+def test_two_ranks_of_each_host_give_right_results(fresh):
     assert fresh(0, 0, 1, 1, environment=REQUIRED).run(sums) == [[]] * 4
 
 
-def test_encryption_on_some_ranks_only(fresh):
+def test_encryption_on_some_ranks_only_is_an_error_on_all(fresh):
     outcomes = fresh(0, 1, joined=False, timeout_s=10, environment={"TUTTI_TRANSPORT": "tcp"},
                      on_host={1: REQUIRED}).joined
     failures(outcomes, "MismatchError", "rank 1 encrypts", "TUTTI_ENCRYPTION must be the same on all ranks")
 
 
-def test_a_transport_that_cannot_be_encrypted(fresh):
+def test_transport_without_encryption_is_an_error(fresh):
     outcomes = fresh(0, 1, joined=False, timeout_s=10,
                      environment={"TUTTI_TRANSPORT": "ucx", "TUTTI_ENCRYPTION": "required"}).joined
     failures(outcomes, "NotImplementedError", "TUTTI_TRANSPORT=ucx: only tcp can be encrypted")
 
 
-def test_a_host_without_openssl(fresh):
-    """Every rank hears it, and what to install."""
+def test_host_without_openssl_is_an_error_on_all(fresh):
+    """Every rank gets an error that says what to install."""
     outcomes = fresh(0, 1, joined=False, timeout_s=10, environment=REQUIRED,
                      on_host={1: {"TUTTI_OPENSSL": "/nowhere/libssl.so.3"}}).joined
     failures(outcomes, "NotImplementedError", "needs OpenSSL 3", "/nowhere/libssl.so.3", "libssl3")
 
 
-def test_a_value_that_it_cannot_have(fresh):
+def test_invalid_value_of_the_setting_is_an_error(fresh):
     outcomes = fresh(0, 1, joined=False, timeout_s=10, environment={"TUTTI_ENCRYPTION": "on"}).joined
     failures(outcomes, "ValueError", 'TUTTI_ENCRYPTION is "on": it must be required, or empty')

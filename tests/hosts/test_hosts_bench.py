@@ -1,6 +1,6 @@
 """Tests of the program that compares tutti between hosts with Open MPI and MPICH (tests/bench/hosts/compare_peers.py):
 it runs, and refuses figures that were not measured over the network. The comparison with perftest (beside_perftest.py)
-runs only in a guest, so only its table is tested."""
+runs only in a virtual machine, so only its table is tested."""
 import importlib.util
 import json
 import shutil
@@ -27,7 +27,7 @@ def compare_peers():
 
 
 class Wire:
-    """Hosts that are never there: each call sends so many bytes from each."""
+    """Stands for the hosts: each measurement adds `sent` bytes to the counter of each host."""
 
     def __init__(self, sent):
         self.total, self.sent = 1000, sent
@@ -41,7 +41,8 @@ class Wire:
 
 
 def test_results_of_all_collectives_are_checked_on_two_hosts(namespaces_work, tmp_path):
-    """Two ranks on each: where cores are few, nobody then waits for flags, which takes long on a busy machine."""
+    """Two ranks run on each host. On a machine with few cores no flag barrier is measured then, which would take long
+    on a busy machine."""
     if not (ROOT / "shim/torch_tutti/libtutti.so").exists() or not shutil.which("cc"):
         pytest.skip("libtutti is not built, or there is no compiler")
     words = ["--alone", "--rounds", "1", "--more", "0", "--per-host", "2", "--sizes", "262144"]
@@ -53,13 +54,13 @@ def test_results_of_all_collectives_are_checked_on_two_hosts(namespaces_work, tm
     assert len(rows) == 10 and all(row["times"]["tutti"] > 1 for row in rows)
 
 
-def test_ranks_with_less_than_an_element_each_are_given_more(compare_peers):
+def test_sizes_are_raised_to_one_element_for_each_rank(compare_peers):
     assert compare_peers.rows_of(2, ["gather"], [8, 16, 4096]) == [("gather", 16), ("gather", 4096)]
 
 
 @pytest.mark.parametrize("sent, fits", [(9 * 4096, True), (9 * 4096 - 1, False)])
-def test_what_was_not_sent_over_the_network_is_refused(compare_peers, monkeypatch, sent, fits):
-    """An all-reduce of two hosts brings the bytes of each to the other."""
+def test_figures_of_bytes_not_sent_over_the_network_are_refused(compare_peers, monkeypatch, sent, fits):
+    """An all-reduce of two hosts sends the bytes of each host to the other one."""
     wire = Wire(sent)
     monkeypatch.setattr(compare_peers.compare, "measured", wire.measured)
     run = compare_peers.watched(wire, 1)

@@ -1,5 +1,5 @@
-"""Tests of failures over several hosts, real or apparent: processes, hosts, cables, firewalls, settings. After a real
-one every survivor gets an error with the lost rank or host, within the limits of backend/links/links.h
+"""Tests of failures over several hosts, real or apparent: of processes, hosts, cables, firewalls, settings. After a
+real one every survivor gets an error with the lost rank or host, within the limits of backend/links/links.h
 (TUTTI_PEER_TIMEOUT_MS for a host that sends nothing). After an apparent one the group goes on. The limits that are
 checked here are long enough for a busy machine."""
 import re
@@ -12,15 +12,18 @@ import torch
 import torch.distributed as dist
 from across import BACKEND, failures
 
-pytestmark = pytest.mark.skipif(BACKEND != "tutti", reason="these are promises of tutti")
-SILENCE_MS = 3000
-SOON_S, AFTER_SILENCE_S = 10, 20                        # a death is told; silence lasts SILENCE_MS before it counts
+pytestmark = pytest.mark.skipif(BACKEND != "tutti", reason="only tutti promises this")
+PEER_TIMEOUT_MS = 3000
+# The seconds in which ranks must get an error: after the death of a process, which is reported at once, and after the
+# loss of a host, which is noticed after PEER_TIMEOUT_MS.
+SOON_S, AFTER_TIMEOUT_S = 10, 20
 BLOCKS = (0, 0, 1, 1)
-QUICK = {"environment": {"TUTTI_PEER_TIMEOUT_MS": str(SILENCE_MS)}}
+QUICK = {"environment": {"TUTTI_PEER_TIMEOUT_MS": str(PEER_TIMEOUT_MS)}}
 
 
 def until_it_fails(world, what="all_reduce"):
-    """Sums that must be right, for ever; the text and the time of the error."""
+    """Makes sums, which must be right, until an error ends them. Returns the class, the text and the time of the
+    error."""
     parts = {"all_reduce": 1000, "large": 1 << 20}
     try:
         while True:
@@ -37,18 +40,18 @@ def until_it_fails(world, what="all_reduce"):
 
 
 def blamed(some, ranks, begin, victims, seconds):
-    """All of these ranks have a PeerError that names a victim and its host."""
+    """Asserts that these ranks get a PeerError that names a victim and its host, within `seconds` after `begin`."""
     for rank, outcome in zip(ranks, some.collect(seconds + 20, ranks)):
         assert not outcome.failed, f"rank {rank}: {outcome.trace or outcome.died}"
         kind, text, at = outcome.value
         assert kind == "PeerError", f"rank {rank}: {kind}: {text}"
         assert any(f"rank {victim}" in text for victim in victims), f"rank {rank}: {text}"
         assert any(f"h{some.placement[victim]}" in text for victim in victims), f"rank {rank}: {text}"
-        assert at - begin < seconds, f"rank {rank} heard of it after {at - begin:.1f} s: {text}"
+        assert at - begin < seconds, f"rank {rank} got the error after {at - begin:.1f} s: {text}"
 
 
 def running(some, what="all_reduce", seconds=0.5):
-    """They have begun, and some time has passed."""
+    """Starts until_it_fails on all ranks, and returns the time after some seconds."""
     some.begin(until_it_fails, what)
     time.sleep(seconds)
     return time.monotonic()
@@ -59,7 +62,7 @@ def running(some, what="all_reduce", seconds=0.5):
 @pytest.mark.parametrize("victim", [3, 1, 0])
 @pytest.mark.parametrize("transport", ["tcp", "ucx", "tcp,ucx"])
 def test_killed_rank_is_named_on_every_host(fresh, transport, victim, what):
-    """Rank 0 has the store: nobody needs it after joining."""
+    """Rank 0 has the store, which the other ranks do not need after joining."""
     some = fresh(*BLOCKS, environment={"TUTTI_TRANSPORT": transport})
     begin = running(some, what)
     some.signal(victim, signal.SIGKILL)
@@ -67,7 +70,7 @@ def test_killed_rank_is_named_on_every_host(fresh, transport, victim, what):
     blamed(some, survivors, begin, [victim], SOON_S)
 
 
-def test_killed_rank_is_named_by_who_waits_for_its_message(fresh):
+def test_killed_rank_is_named_by_a_rank_that_waits_for_its_message(fresh):
     some = fresh(0, 1)
     begin = running(some, "recv")
     some.signal(1, signal.SIGKILL)
@@ -75,7 +78,7 @@ def test_killed_rank_is_named_by_who_waits_for_its_message(fresh):
 
 
 @pytest.mark.parametrize("host", [0, 1])
-def test_all_ranks_of_a_host_are_killed(fresh, host):
+def test_survivors_name_a_rank_of_a_host_whose_ranks_are_killed(fresh, host):
     some = fresh(*BLOCKS)
     begin = running(some)
     victims = [rank for rank in range(4) if BLOCKS[rank] == host]
@@ -84,8 +87,8 @@ def test_all_ranks_of_a_host_are_killed(fresh, host):
     blamed(some, [rank for rank in range(4) if rank not in victims], begin, victims, SOON_S)
 
 
-def test_a_stopped_rank_is_no_dead_rank(fresh):
-    """It is stopped for longer than another host may be silent: its kernel answers."""
+def test_stopped_rank_is_not_taken_for_dead(fresh):
+    """The rank is stopped for longer than the peer timeout, but its kernel still answers."""
     some = fresh(*BLOCKS, environment={"TUTTI_PEER_TIMEOUT_MS": "1000"})
     some.begin(sums_for, 12)
     time.sleep(1)
@@ -108,15 +111,16 @@ def sums_for(world, seconds):
 
 # ---- the network ----
 @pytest.mark.parametrize("what", ["all_reduce", "large", "recv"])
-def test_a_host_that_falls_silent_is_lost(fresh, lab, what):
-    """While it sends, while it receives, and while everyone waits."""
+def test_host_without_network_is_lost(fresh, lab, what):
+    """The cable is pulled while the host sends and receives small or large tensors, or while a rank waits for a
+    message."""
     some = fresh(0, 0, 1, 1, **QUICK)
     begin = running(some, what)
     lab.hosts.link(1, False)
     try:
         on_0, on_1 = ([0], []) if what == "recv" else ([0, 1], [2, 3])
-        blamed(some, on_0, begin, [2, 3], AFTER_SILENCE_S)
-        blamed(some, on_1, begin, [0, 1], AFTER_SILENCE_S)
+        blamed(some, on_0, begin, [2, 3], AFTER_TIMEOUT_S)
+        blamed(some, on_1, begin, [0, 1], AFTER_TIMEOUT_S)
     finally:
         lab.hosts.link(1, True)
     if what == "recv":
@@ -124,7 +128,8 @@ def test_a_host_that_falls_silent_is_lost(fresh, lab, what):
             some.signal(rank, signal.SIGKILL)
 
 
-HASTY_S = 2                                             # before a link is given up, which is an error too
+# The timeout of a group. It ends before a link is given up, which is an error, too.
+HASTY_S = 2
 
 
 def hasty(world):
@@ -133,7 +138,7 @@ def hasty(world):
 
 
 @pytest.mark.parametrize("transport, ports", [("ucx", (17000, 17099)), ("tcp", (1024, 65535))])
-def test_a_connection_that_is_not_answered_holds_nobody_up(fresh, lab, transport, ports):
+def test_unanswered_connection_ends_after_the_timeout_of_the_group(fresh, lab, transport, ports):
     """The first operation's connection gets no answer, as when a cable is pulled just then. A kernel retries for two
     minutes, but the ranks get an error after the timeout of the group."""
     some = fresh(*BLOCKS, environment={"TUTTI_TRANSPORT": transport, "UCX_TCP_PORT_RANGE": "17000-17099"})
@@ -145,12 +150,12 @@ def test_a_connection_that_is_not_answered_holds_nobody_up(fresh, lab, transport
             assert not outcome.failed, f"rank {rank}: {outcome.trace or outcome.died}"
             kind, text, at = outcome.value
             assert kind == "TimeoutError", f"rank {rank}: {kind}: {text}"
-            assert at - begin < HASTY_S + SOON_S, f"rank {rank} heard of it after {at - begin:.1f} s: {text}"
+            assert at - begin < HASTY_S + SOON_S, f"rank {rank} got the error after {at - begin:.1f} s: {text}"
     finally:
         lab.hosts.plain(1)
 
 
-def test_a_short_break_is_none(fresh, lab):
+def test_group_survives_a_short_break_of_the_network(fresh, lab):
     some = fresh(*BLOCKS)
     some.begin(sums_for, 4)
     time.sleep(1)
@@ -160,7 +165,7 @@ def test_a_short_break_is_none(fresh, lab):
     assert [outcome.value for outcome in some.collect(60)] == ["right"] * 4
 
 
-def test_loss_and_delay_are_no_failures(fresh, lab):
+def test_group_survives_loss_and_delay(fresh, lab):
     lab.hosts.shape(1, delay="2ms", loss="1%")
     try:
         some = fresh(*BLOCKS)
@@ -176,8 +181,9 @@ def message_ns(world):
     return machine_parameters(core)["figures"]["message"]["value"]
 
 
-def test_a_far_host_is_known_as_far(fresh, lab):
-    lab.hosts.shape(1, delay="20ms")                    # there or back
+def test_link_cost_includes_the_delay_of_the_network(fresh, lab):
+    # The delay is in one direction, so half a round trip takes 10 ms.
+    lab.hosts.shape(1, delay="20ms")
     try:
         values = fresh(0, 1).run(message_ns)
     finally:
@@ -186,8 +192,8 @@ def test_a_far_host_is_known_as_far(fresh, lab):
 
 
 # ---- joining ----
-def test_a_firewall_is_told_with_both_ends(fresh, lab):
-    """Everyone reaches the store on h0; h1 and h2 do not reach each other."""
+def test_error_of_a_firewall_names_both_hosts(fresh, lab):
+    """All hosts reach the store on h0, but h1 and h2 do not reach each other."""
     lab.hosts.swallow(1, 2)
     try:
         outcomes = fresh(0, 1, 2, joined=False, timeout_s=6).joined
@@ -199,36 +205,36 @@ def test_a_firewall_is_told_with_both_ends(fresh, lab):
     assert any(re.search("firewall|TUTTI_SOCKET_IFNAME", text) for text in texts), texts
 
 
-def test_an_interface_that_nobody_has(fresh):
+def test_unknown_interface_is_an_error_with_the_known_ones(fresh):
     outcomes = fresh(0, 1, joined=False, timeout_s=10, environment={"TUTTI_SOCKET_IFNAME": "nothing0"}).joined
     failures(outcomes, "ValueError", "TUTTI_SOCKET_IFNAME=nothing0", "eth0 (10.77.0.")
 
 
-def test_an_interface_that_one_host_has_not(fresh):
-    """All hear of it, and none waits for it."""
+def test_interface_that_one_host_lacks_is_an_error_on_all(fresh):
+    """All ranks get the error at once, without waiting for the timeout."""
     for odd in (1, 0):
         outcomes = fresh(0, 1, joined=False, timeout_s=60, on_host={odd: {"TUTTI_SOCKET_IFNAME": "nothing0"}}).joined
         failures(outcomes, "ValueError", "TUTTI_SOCKET_IFNAME=nothing0", "eth0 (10.77.0.")
         assert f"rank {odd} (process " in outcomes[1 - odd].text and f"on h{odd}" in outcomes[1 - odd].text, outcomes
 
 
-def test_the_interface_may_be_said(fresh):
+def test_interface_can_be_chosen(fresh):
     some = fresh(0, 1, environment={"TUTTI_SOCKET_IFNAME": "=eth0"})
     assert [outcome.failed for outcome in some.joined] == [False, False]
 
 
-def test_ranks_that_take_the_group_for_another_size(fresh):
+def test_ranks_with_different_group_sizes_get_an_error(fresh):
     outcomes = fresh(0, 1, joined=False, timeout_s=6, sizes={"1": 3}).joined
     assert all(outcome.error in ("MismatchError", "TimeoutError") for outcome in outcomes), outcomes
     assert any("3" in outcome.text for outcome in outcomes), outcomes
 
 
-def test_pretending_hosts_over_hosts_is_refused(fresh):
+def test_simulated_hosts_over_several_hosts_are_an_error(fresh):
     outcomes = fresh(0, 1, joined=False, timeout_s=10, environment={"TUTTI_HOSTS": "2"}).joined
     failures(outcomes, "ValueError", "TUTTI_HOSTS", "h0", "h1", "unset")
 
 
-def test_transports_that_differ(fresh):
+def test_different_transports_are_an_error_on_all(fresh):
     """Ranks with different transports, as when only one host has RDMA, get an error that names both and the remedy."""
     outcomes = fresh(0, 1, joined=False, timeout_s=10, on_host={1: {"TUTTI_TRANSPORT": "ucx"}}).joined
     failures(outcomes, "MismatchError", "rank 1", "by ucx", "by tcp", "set TUTTI_TRANSPORT", "RDMA")
@@ -238,8 +244,8 @@ def test_transports_that_differ(fresh):
 
 
 @pytest.mark.parametrize("transport", ["ucx", "tcp,ucx"])
-def test_no_ucx_on_one_host(fresh, transport):
-    """Every rank hears it, and what to install."""
+def test_host_without_ucx_is_an_error_on_all(fresh, transport):
+    """The error of that host has the path of the missing library, and that of the other host names the rank."""
     outcomes = fresh(0, 1, joined=False, timeout_s=10, environment={"TUTTI_TRANSPORT": transport},
                      on_host={1: {"TUTTI_UCX": "/nowhere/libucp.so.0"}}).joined
     assert all(outcome.failed for outcome in outcomes), outcomes
@@ -247,7 +253,7 @@ def test_no_ucx_on_one_host(fresh, transport):
     assert "rank 1" in outcomes[0].text, outcomes[0].text
 
 
-def test_secrets_that_differ(fresh, tmp_path):
+def test_ranks_with_different_secrets_cannot_join(fresh, tmp_path):
     files = [tmp_path / name for name in ("one", "other")]
     for number, file in enumerate(files):
         file.write_text(f"secret {number}\n")
@@ -267,7 +273,7 @@ def send_much(world):
     dist.barrier()
 
 
-def test_a_job_on_one_host_sends_nothing_to_another(fresh, lab):
+def test_job_on_one_host_sends_nothing_over_the_network(fresh, lab):
     """The interface's counters hardly grow during a job on one host; those of a job on two hosts do."""
     alone = fresh(1, 1)
     before = sum(lab.hosts.counters(1))

@@ -1,6 +1,6 @@
-"""Over several hosts everything gives what one process computes from the same inputs (model.py of tests/python), or
-what gloo gives: collectives, messages, groups of some ranks on one host and across, and training. The ranks of a
-placement start once for all tests."""
+"""Tests of operations over several hosts: collectives, messages, groups of some ranks on one host and across hosts, and
+training. Their results must be those that one process computes from the same inputs (model.py of tests/python), or
+those of gloo. The ranks of a placement start once for all tests."""
 import random
 
 import model
@@ -25,7 +25,7 @@ def placed(request, ranks):
 
 
 def dtypes(ranks):
-    """Returns two types whose sums the model predicts to the bit: floats if the order of adding is known, else
+    """Returns two types whose sums the model predicts bit by bit: floats if the order of adding is known, otherwise
     integers. The sum of three rounded numbers depends on that order, which the algorithm decides between three
     hosts."""
     known = BACKEND == "tutti" and len(set(ranks.placement)) < 3
@@ -38,21 +38,21 @@ def check(ranks, program):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_collective(placed, kind):
+def test_collective_gives_the_result_of_the_model(placed, kind):
     chance, (first, second) = random.Random(kind), dtypes(placed)
     check(placed, [Step(kind, 0, dtype, (count,), root=chance.randrange(placed.size), how=how, seed=count)
                    for dtype, how in ((first, "sync"), (second, "wait")) for count in COUNTS[:-1]]
           + [Step(kind, 0, first, (1000, 3), how="drop"), Step(kind, 0, second, (COUNTS[-1],))])
 
 
-def test_barrier(placed):
+def test_barriers_complete(placed):
     check(placed, [Step("barrier", 0, how=how) for how in ("sync", "wait")] * 5)
 
 
 @pytest.mark.skipif(BACKEND != "tutti", reason="gloo has no messages from anyone")
 @pytest.mark.parametrize("how", ["sync", "batch", "wait"])
-def test_messages(placed, how):
-    """Pairs on one host and across, several with one tag, of 0, 1, 7 and 3000 elements."""
+def test_messages_arrive_as_the_model_says(placed, how):
+    """Messages between ranks of one host and of two, several with one tag, of 0, 1, 7 and 3000 elements."""
     every = tuple((source, target, tag) for source in range(4) for target in range(4) for tag in range(4))
     chance = random.Random(how)
     check(placed, [Step("messages", 0, "float32", how=how, seed=seed, messages=tuple(chance.sample(every, 8)))
@@ -60,7 +60,7 @@ def test_messages(placed, how):
 
 
 def large_messages(world, megabytes):
-    """Around the ring, both ways at once."""
+    """Sends large messages to both neighbours of the ring at once, and checks those from them."""
     count, me, size = megabytes << 18, world.rank, world.size
     out = torch.arange(count, dtype=torch.float32) + me
     ins = [torch.empty(count), torch.empty(count)]
@@ -74,12 +74,12 @@ def large_messages(world, megabytes):
         assert torch.equal(received, torch.arange(count, dtype=torch.float32) + side)
 
 
-def test_large_messages(placed):
+def test_large_messages_in_both_directions_arrive(placed):
     placed.run(large_messages, 8)
 
 
 @pytest.mark.skipif(BACKEND != "tutti", reason="the model has tutti's groups")
-def test_programs_on_overlapping_groups(placed):
+def test_programs_on_overlapping_groups_give_the_results_of_the_model(placed):
     chance, dtype = random.Random(7), dtypes(placed)[-1]
     groups = len(model.groups_of(placed.size))
     for seed in range(6):
@@ -89,7 +89,8 @@ def test_programs_on_overlapping_groups(placed):
 
 
 def in_groups(world, hosts):
-    """One group for the ranks of each host, one across of the first of each, and all of them at once."""
+    """Makes a sum in a group of the ranks of each host, and in one of the first rank of each host. Returns the sizes of
+    this rank's groups by members."""
     of_host = [[rank for rank, host in enumerate(hosts) if host == one] for one in sorted(set(hosts))]
     first = [members[0] for members in of_host]
     found = {}
@@ -104,7 +105,7 @@ def in_groups(world, hosts):
     return found
 
 
-def test_groups_on_a_host_and_across(placed):
+def test_groups_of_one_host_and_across_hosts_sum(placed):
     found = placed.run(in_groups, placed.placement)
     assert all(len(members) == size for of_rank in found for members, size in of_rank.items())
 
@@ -122,7 +123,7 @@ def uneven_all_to_all(world):
     assert torch.equal(out, expected)
 
 
-def test_all_to_all_with_uneven_parts(placed):
+def test_all_to_all_with_uneven_parts_arrives(placed):
     placed.run(uneven_all_to_all)
 
 
@@ -163,9 +164,9 @@ def test_fsdp2_gives_what_one_process_gives(placed):
     placed.run(fsdp_alone, limit_s=80)
 
 
-# ---- what else is used of a group ----
+# ---- the store after joining ----
 def use_after_the_store(world):
-    """The process that has the store closes it."""
+    """Makes sums after rank 0, which serves the store, has closed it."""
     dist.barrier()
     if world.rank == 0:
         world.store = None

@@ -1,8 +1,9 @@
-"""Programs of tests/programs on two hosts: on tutti they must print what they print on gloo over the same hosts.
+"""Tests of the programs of tests/programs on two hosts: on tutti they must print what they print on gloo over the same
+hosts.
 
-A checkpoint that is saved in a process is left to tests/python: that process is the same over several hosts.
-Where every sum has two terms, it has one order, and every digit must be the same: with two ranks, and with four that
-are two by two in a mesh, or in stages. Otherwise the last digits may differ.
+Checkpoints that a separate process saves are tested in tests/python only, because that process does not depend on the
+number of hosts. Every digit must be the same if each sum has two terms, because only one order of adding exists then:
+with two ranks, and with four ranks that are two by two in a mesh, or in stages. Otherwise the last digits may differ.
 """
 import contextlib
 import io
@@ -25,7 +26,8 @@ def printed(world, script, arguments, folder):
     os.chdir(folder)
     os.environ.update(MASTER_ADDR=world.store.host, MASTER_PORT=str(world.store.port), RANK=str(world.rank),
                       WORLD_SIZE=str(world.size), TORCHELASTIC_USE_AGENT_STORE="True", TORCHELASTIC_RESTART_COUNT="0")
-    if "gloo" in arguments:                             # it may hang there: leave_at_once of test_programs says why
+    # On gloo it may hang: leave_at_once of test_programs.py says why.
+    if "gloo" in arguments:
         dist.destroy_process_group = lambda: None
     sys.argv = [script, *arguments]
     with contextlib.redirect_stdout(io.StringIO()) as out:

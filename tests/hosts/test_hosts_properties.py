@@ -1,4 +1,4 @@
-"""Random programs on random placements (properties.py): some on every run of the tests, and they are what they say."""
+"""Tests of random programs on random placements (properties.py), and of the placements that are drawn."""
 import os
 
 import pytest
@@ -22,5 +22,5 @@ def test_placements_are_of_all_kinds():
 
 
 @pytest.mark.skipif(BACKEND != "tutti", reason="the model has tutti's groups")
-def test_programs(lab):
+def test_random_programs_give_the_results_of_the_model(lab):
     assert properties.check(lab, SEED, CASES) == 0

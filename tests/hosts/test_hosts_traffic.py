@@ -1,5 +1,5 @@
 """Tests of the bytes that large collectives send between hosts, counted by the interfaces: little more than the least
-that is possible, however many ranks a host has. Counts are not times, so a busy machine hardly changes them."""
+possible number, with any number of ranks on a host. Counts are not times, so a busy machine hardly changes them."""
 import time
 
 import pytest
@@ -7,16 +7,19 @@ import torch
 import torch.distributed as dist
 from across import BACKEND
 
-pytestmark = pytest.mark.skipif(BACKEND != "tutti", reason="these are promises of tutti")
+pytestmark = pytest.mark.skipif(BACKEND != "tutti", reason="only tutti promises this")
 PLACEMENTS = {"two hosts": (0, 1), "two ranks each": (0, 0, 1, 1), "round robin": (0, 1, 0, 1),
               "four hosts": (0, 1, 2, 3)}
 BYTES, TIMES = 1 << 24, 3
-HEADERS = 66            # Ethernet, IPv4, and TCP with its timestamps: of a packet, which here may be of 64 KiB
-SEGMENT = 1448          # what TCP counts when it sends again: up to so many bytes
+# The bytes of Ethernet, IPv4 and TCP with timestamps in each packet, which here may have 64 KiB.
+HEADERS = 66
+# The bytes, at most, of a segment that TCP counts as sent again.
+SEGMENT = 1448
 COUNTERS = ("/sys/class/net/eth0/statistics/tx_bytes", "/sys/class/net/eth0/statistics/tx_packets", "/proc/net/snmp")
-# Measured: 1.000 to 1.004 of the least without headers, 1.001 to 1.008 with them. It is what announces, fetches and
-# acknowledges messages. What TCP sends again, on a busy machine up to a megabyte, does not count. What sends a part of
-# the tensor twice, or as often as a host has ranks, is at 1.33 or above.
+# The bytes of a collective at most, as a multiple of the least possible number. Measured are 1.000 to 1.004 without
+# headers and 1.001 to 1.008 with them; the surplus announces, fetches and acknowledges messages. Bytes that TCP sends
+# again do not count, which are up to a megabyte on a busy machine. An algorithm that sends a part of the tensor twice,
+# or once for each rank of a host, is at 1.33 or above.
 LIMIT = 1.02
 
 
@@ -41,23 +44,27 @@ def repeat(world, what, times):
 
 
 def counted(words):
-    """From what COUNTERS say: two figures, then names of Tcp's with its figures below them."""
+    """Returns the bytes, the packets and the segments sent again from the words of COUNTERS: two numbers, then a line
+    of names and a line of numbers of Tcp."""
     names = words.index("Tcp:")
     figures = words.index("Tcp:", names + 1)
     return int(words[0]), int(words[1]), int(words[words.index("RetransSegs", names) + figures - names])
 
 
 def sent(some, hosts):
-    """Bytes and packets that each of them has sent until now, and segments that TCP has sent again."""
+    """Returns for each host the bytes and packets that it has sent until now, and the segments that TCP has sent
+    again."""
     return [counted(some.on_host(host, *(f"cat {path}" for path in COUNTERS)).split()) for host in range(hosts)]
 
 
 def sent_meanwhile(ranks, hosts, what):
-    """Bytes that each host sends for one such operation: once and without headers, and all."""
-    ranks.run(repeat, what, 1)                          # connections are made, memory is registered
+    """Returns the bytes that each host sends for one operation: those sent once, without headers, and all of them."""
+    # The first operation makes connections and registers memory.
+    ranks.run(repeat, what, 1)
     before = sent(ranks.lab.hosts, hosts)
     ranks.run(repeat, what, TIMES)
-    time.sleep(0.1)                                     # acknowledgements may be late
+    # Acknowledgements may be late.
+    time.sleep(0.1)
     after = sent(ranks.lab.hosts, hosts)
     grown = [[n - t for n, t in zip(now, then)] for now, then in zip(after, before)]
     once = [count - HEADERS * packets - SEGMENT * again for count, packets, again in grown]
@@ -66,7 +73,7 @@ def sent_meanwhile(ranks, hosts, what):
 
 @pytest.mark.parametrize("what", ["all_reduce", "reduce_scatter", "all_gather", "broadcast", "all_to_all"])
 @pytest.mark.parametrize("placement", PLACEMENTS.values(), ids=PLACEMENTS)
-def test_no_more_is_sent_than_must_be(ranks, placement, what):
+def test_collective_sends_little_more_than_the_least(ranks, placement, what):
     hosts = len(set(placement))
     bare, whole = sent_meanwhile(ranks(*placement), hosts, what)
     optimum = BYTES * least(what, hosts, len(placement) // hosts)

@@ -1,5 +1,5 @@
-"""The ground that tests over several hosts stand on: hosts are apart, faults of the network are as asked for, and
-nothing is left behind."""
+"""Tests of hosts that are namespaces (tests/support/hosts.py) and of script/hosts: hosts are separate, faults of the
+network are those that were asked for, and nothing is left behind."""
 import os
 import re
 import signal
@@ -17,7 +17,7 @@ import pytest
 pytestmark = pytest.mark.usefixtures("namespaces_work")
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "script/hosts"
-# echoes datagrams, and says from whom the first came
+# Echoes datagrams.
 ECHO = """
 import socket
 s = socket.socket(socket.AF_INET6 if V6 else socket.AF_INET, socket.SOCK_DGRAM)
@@ -27,7 +27,7 @@ while True:
     data, whence = s.recvfrom(100)
     s.sendto(data, whence)
 """
-# how many of N come back, and the shortest way there and back in ms
+# Sends N datagrams. Prints how many come back, and the shortest round trip in ms.
 ASK = """
 import socket, time
 s = socket.socket(socket.AF_INET6 if V6 else socket.AF_INET, socket.SOCK_DGRAM)
@@ -51,7 +51,7 @@ def python(some, host, code, **values):
 
 
 def asked(some, source, target, count, v6=False):
-    """How many of that many datagrams come back, and after how many ms at best."""
+    """Sends `count` datagrams to an echo server. Returns how many come back, and the shortest round trip in ms."""
     echo = python(some, target, ECHO, V6=v6)
     assert echo.stdout.readline() == "ready\n"
     ask = python(some, source, ASK, V6=v6, N=count, ADDRESS=namespaces.address_of(target, v6))
@@ -67,7 +67,7 @@ def test_hosts_reach_each_other(hosts, v6):
     assert asked(hosts(3), 2, 0, 5, v6)[0] == 5
 
 
-def test_hosts_are_apart(hosts):
+def test_hosts_have_own_names_networks_and_shared_memory(hosts):
     some = hosts(3)
     here = [some.on_host(host, "hostname") for host in range(3)]
     assert here == ["h0\n", "h1\n", "h2\n"]
@@ -77,7 +77,7 @@ def test_hosts_are_apart(hosts):
     assert some.on_host(0, "ls /sys/class/net").split() == ["eth0", "lo"]
 
 
-def test_a_pulled_cable_lets_nothing_through(hosts):
+def test_pulled_cable_stops_all_packets(hosts):
     some = hosts(3)
     some.link(1, False)
     try:
@@ -87,7 +87,7 @@ def test_a_pulled_cable_lets_nothing_through(hosts):
     assert asked(some, 0, 1, 5)[0] >= 1
 
 
-def test_a_firewall_is_between_two_only(hosts):
+def test_firewall_stops_packets_between_two_hosts_only(hosts):
     some = hosts(3)
     some.swallow(1, 2)
     try:
@@ -97,7 +97,7 @@ def test_a_firewall_is_between_two_only(hosts):
     assert asked(some, 1, 2, 2)[0] == 2
 
 
-def test_a_partition_is_mended(hosts):
+def test_partition_stops_packets_until_it_ends(hosts):
     some = hosts(3)
     some.partition({0})
     try:
@@ -107,26 +107,28 @@ def test_a_partition_is_mended(hosts):
     assert asked(some, 0, 2, 2)[0] == 2
 
 
-def test_delay_and_loss(hosts):
+def test_packets_are_delayed_and_lost_as_asked(hosts):
     some = hosts(3)
     some.shape(1, delay="20ms")
     try:
         assert asked(some, 0, 1, 3)[1] >= 20
         some.shape(1, loss="50%")
-        assert asked(some, 0, 1, 20)[0] < 20            # 1e-6 that none is lost
+        # All 20 arrive with a probability of 1e-6.
+        assert asked(some, 0, 1, 20)[0] < 20
     finally:
         some.shape(1)
     assert asked(some, 0, 1, 5)[0] == 5
 
 
-def test_bytes_are_counted(hosts):
+def test_counters_grow_with_sent_bytes(hosts):
     some = hosts(3)
     before = some.counters(0)[1]
     asked(some, 0, 1, 10)
-    assert some.counters(0)[1] - before >= 10 * 43      # a datagram of one byte with its headers
+    # A datagram of one byte has 43 bytes with its headers.
+    assert some.counters(0)[1] - before >= 10 * 43
 
 
-def test_a_deleted_host_is_gone():
+def test_processes_of_a_deleted_host_are_killed():
     with namespaces.Hosts(2) as some:
         sleeper = some.start(1, ["sleep", "1000"])
         while len(some.processes(1)) < 1 or sleeper.inside() is None:
@@ -135,9 +137,8 @@ def test_a_deleted_host_is_gone():
         assert sleeper.wait(10) == -signal.SIGKILL
 
 
-def test_a_host_outlives_its_orphans(hosts):
-    """One whose parent is gone becomes a child of the host's first process: its end is not that of the host, and
-    nothing of it is left."""
+def test_host_goes_on_after_an_orphan_ends(hosts):
+    """A process whose parent has ended becomes a child of the host's first process, which reaps it and goes on."""
     some = hosts(3)
     parent = some.start(1, ["sh", "-c", "sleep 0.1 >/dev/null & echo $!"], stdout=subprocess.PIPE, text=True)
     orphan = parent.communicate(timeout=60)[0].strip()
@@ -152,35 +153,35 @@ def command(*words, **options):
     return subprocess.run([SCRIPT, *words], capture_output=True, text=True, timeout=120, **options)
 
 
-def test_output_and_status_of_each_host():
-    told = "echo $(hostname) $NODE_RANK $NNODES $MASTER_ADDR $MASTER_PORT; exit $NODE_RANK"
-    run = command("2", "--", "sh", "-c", told)
+def test_command_prints_output_and_returns_status_of_each_host():
+    text = "echo $(hostname) $NODE_RANK $NNODES $MASTER_ADDR $MASTER_PORT; exit $NODE_RANK"
+    run = command("2", "--", "sh", "-c", text)
     assert sorted(run.stdout.splitlines()) == ["h0 | h0 0 2 10.77.0.1 29500", "h1 | h1 1 2 10.77.0.1 29500"]
     assert run.returncode == 1, run.stderr
     assert command("1", "--", "sh", "-c", "kill -9 $$").returncode == 137
 
 
-def test_ipv6_only():
+def test_hosts_can_have_ipv6_only():
     run = command("2", "--ipv6", "--", "sh", "-c", "echo $MASTER_ADDR; ip -4 addr show eth0")
     assert sorted(run.stdout.split("\n")) == ["", "h0 | fd77::1", "h1 | fd77::1"]
 
 
-def test_what_torchrun_is_told():
+def test_torchrun_gets_options_of_the_hosts():
     loader = SourceFileLoader("script_hosts", str(SCRIPT))
     script = module_from_spec(spec_from_loader("script_hosts", loader))
     loader.exec_module(script)
 
-    def told(words, host=1, **more):
+    def command_of(words, host=1, **more):
         options = {"hosts": 2, "ranks": None, "ipv6": False, "port": 29500, "each": False, **more}
         return " ".join(script.command_on(host, SimpleNamespace(command=words.split(), **options)))
 
     common = "torchrun --nnodes 2 --node-rank 1 --master-addr 10.77.0.1 --master-port 29500"
-    assert told("torchrun --nproc_per_node=4 a.py") == f"{common} --nproc_per_node=4 a.py"
-    assert told("a.py --x") == f"{common} --nproc-per-node 1 a.py --x"
-    assert told("a.py", ranks=3) == f"{common} --nproc-per-node 3 a.py"
-    assert told("torchrun a.py", each=True) == "torchrun a.py" and told("ls .") == "ls ."
+    assert command_of("torchrun --nproc_per_node=4 a.py") == f"{common} --nproc_per_node=4 a.py"
+    assert command_of("a.py --x") == f"{common} --nproc-per-node 1 a.py --x"
+    assert command_of("a.py", ranks=3) == f"{common} --nproc-per-node 3 a.py"
+    assert command_of("torchrun a.py", each=True) == "torchrun a.py" and command_of("ls .") == "ls ."
     with pytest.raises(SystemExit):
-        told("torchrun --nproc-per-node 4 a.py", ranks=3)
+        command_of("torchrun --nproc-per-node 4 a.py", ranks=3)
 
 
 SUM = """
@@ -193,7 +194,7 @@ dist.destroy_process_group()
 """
 
 
-def test_torch_over_two_hosts(tmp_path):
+def test_program_of_torch_runs_on_two_hosts(tmp_path):
     pytest.importorskip("torch", reason="torch is not installed")
     program = tmp_path / "program.py"
     program.write_text(SUM)
@@ -204,18 +205,18 @@ def test_torch_over_two_hosts(tmp_path):
 
 
 @pytest.mark.parametrize("asked, expected", [([], ("cubic", "reno")), (["--congestion", "reno"], ("reno",))])
-def test_congestion_control_is_not_the_machines(asked, expected):
+def test_congestion_control_does_not_depend_on_the_machine(asked, expected):
     run = command("1", *asked, "--", "cat", "/proc/sys/net/ipv4/tcp_congestion_control")
     assert run.stdout in [f"h0 | {name}\n" for name in expected], run.stderr
 
 
-def test_unknown_congestion_control():
+def test_unknown_congestion_control_is_an_error():
     run = command("1", "--congestion", "prayer", "--", "true")
     assert run.returncode == 1 and "TCP of a namespace cannot have prayer here; it can have " in run.stderr
 
 
 def marked(mark):
-    """Processes whose command has this word."""
+    """Returns the processes whose command has this word."""
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
         try:
@@ -227,7 +228,7 @@ def marked(mark):
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-def test_nothing_is_left(number):
+def test_killed_command_leaves_no_process(number):
     mark = f"9999.{os.getpid()}"
     run = subprocess.Popen([SCRIPT, "2", "--delay", "1ms", "--", "sh", "-c", f"echo up; sleep {mark}"],
                            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
@@ -242,7 +243,7 @@ def test_nothing_is_left(number):
     run.stdout.close()
 
 
-def test_without_tools_it_says_what_to_install(tmp_path):
+def test_error_of_a_missing_tool_says_what_to_install(tmp_path):
     run = subprocess.run([sys.executable, SCRIPT, "2", "--", "true"], env={"PATH": str(tmp_path)}, capture_output=True,
                          text=True, timeout=60)
     assert run.returncode == 1 and run.stderr == "error: there is no `ip`; Debian has it in the package iproute2\n"

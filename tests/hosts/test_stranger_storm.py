@@ -1,4 +1,4 @@
-"""A short attack by a stranger that sees all traffic of a job, on every run of the tests."""
+"""Test of jobs beside an attacker that sees all their traffic (stranger_storm.py)."""
 import os
 import subprocess
 import sys
@@ -11,8 +11,8 @@ STORM = Path(__file__).resolve().parents[1] / "faults/stranger_storm.py"
 SECONDS = os.environ.get("STORM_SECONDS", "8")
 
 
-@pytest.mark.skipif(BACKEND != "tutti", reason="these are promises of tutti")
-def test_a_stranger_learns_nothing_and_stops_nobody(namespaces_work):
+@pytest.mark.skipif(BACKEND != "tutti", reason="only tutti promises this")
+def test_jobs_compute_while_an_attacker_learns_nothing(namespaces_work):
     pytest.importorskip("torch_tutti", reason="torch_tutti is not installed")
     command = [sys.executable, str(STORM), "--seconds", SECONDS, "--job-seconds", "2"]
     run = subprocess.run(command, capture_output=True, text=True, timeout=300 + float(SECONDS))
