@@ -1,11 +1,13 @@
-"""Runs cases, each in a process of its own with a folder, a log and a session of its own, some at a time.
+"""Runs cases, each in its own process with its own folder, log and session.
 
-The process of a case is forked from this one, and its ranks from it. A fork is sound here, and it makes a case take a
-second instead of twenty. The parent has only imported torch and its tests: it has one thread (checked before every
-fork), no group, and has drawn no random number (torch's harness seeds every rank itself); `suite.Cases.setUp` sets the
-variables that a spawned rank would read from the environment while importing. `--spawn` is torch's own way.
+The process of a case is forked from this one, and forks the ranks of the case. Forking makes a case take a second
+instead of twenty. It is safe here, because the parent has only imported torch and its tests: it has one thread (checked
+before every fork) and no group, and has drawn no random number (torch's harness seeds every rank itself).
+`suite.Cases.setUp` sets the variables that a spawned rank would read from the environment while importing. With
+`--spawn` ranks are spawned as torch does.
 
-Nothing lives longer than its limit: the processes left in a case's session are killed when the case is over or late.
+No process outlives the limit of its case: all processes of a case's session are killed when the case has ended or is
+late.
 """
 from __future__ import annotations
 
@@ -52,7 +54,7 @@ class Running:
         return time.monotonic() - self.begin > self.limit_s
 
     def finish(self) -> tuple[str, str]:
-        """(outcome, text). Ends whatever is left of it."""
+        """Returns (outcome, text), and kills the processes that are left of the case."""
         late = not select.select([self.ended], [], [], 0)[0]
         for victim in (self.process, -self.process) if late else (-self.process,):
             try:
@@ -61,9 +63,9 @@ class Running:
                 pass
         os.close(self.ended)
         _, status = os.waitpid(self.process, 0)
-        told = self.folder / "outcome"
-        if told.exists():
-            outcome, _, text = told.read_text().partition("\n")
+        written = self.folder / "outcome"
+        if written.exists():
+            outcome, _, text = written.read_text().partition("\n")
             return outcome, text
         how = f"it took longer than {self.limit_s} s" if late else f"its process ended with status {status}"
         return FAILED, f"ConformanceError: no outcome: {how}\n{self.log()[-4000:]}"
@@ -73,12 +75,14 @@ class Running:
 
 
 def live(suite, case: str, folder: Path, limit_s: float) -> None:
-    """The life of the process of a case; does not return."""
+    """Runs a case in its forked process, and ends the process."""
     status = 1
     try:
         os.setsid()
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)   # torch ends ranks with it
-        signal.alarm(int(limit_s) + 30)                 # not even an orphan stays
+        # torch ends ranks by SIGTERM.
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        # The alarm also ends a process whose runner has died.
+        signal.alarm(int(limit_s) + 30)
         log = os.open(folder / "log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         os.dup2(log, 1)
         os.dup2(log, 2)
@@ -99,14 +103,14 @@ def live(suite, case: str, folder: Path, limit_s: float) -> None:
 
 
 def outcome_of(test: unittest.TestCase) -> tuple[str, str]:
-    told = unittest.TestResult()
-    test.run(told)
-    failures = told.failures + told.errors + [(success, "it passed, but a failure was expected")
-                                              for success in told.unexpectedSuccesses]
+    result = unittest.TestResult()
+    test.run(result)
+    failures = result.failures + result.errors + [(success, "it passed, but a failure was expected")
+                                                  for success in result.unexpectedSuccesses]
     if failures:
         return FAILED, "\n".join(text for _, text in failures)
-    if told.skipped:
-        return SKIPPED, told.skipped[0][1]
+    if result.skipped:
+        return SKIPPED, result.skipped[0][1]
     return PASSED, ""
 
 
@@ -117,18 +121,18 @@ def result_of(suite, way: str, running: Running) -> Result:
         result.detail = text
         result.reason, result.lines = what_failed(text)
     elif outcome == SKIPPED:
-        told = re.search(r"skipping test \w+ for following reason: (.*)", running.log())
-        result.reason = told[1] if "subprocess log" in text and told else text
+        logged = re.search(r"skipping test \w+ for following reason: (.*)", running.log())
+        result.reason = logged[1] if "subprocess log" in text and logged else text
         result.lines = [line for line, reason in suite.SKIP_LINES.get(running.case, []) if reason == text]
     return result
 
 
 def what_failed(text: str) -> tuple[str, list[int]]:
-    """The exception that ended the test on the first rank that told one, and the lines of torch's module that it came
-    through."""
+    """Returns the exception that ended the test on the first rank that reported one, and the lines of torch's module in
+    its traceback."""
     _, *ranks = re.split(r"Process (\d+) exited with error code \d+ and exception:\n", text)
-    told = (ranks[1] if ranks else text).rpartition("Traceback (most recent call last):\n")[2]
-    raised = re.search(r"^((?:\w+\.)*[A-Z]\w*)(?:: (.*))?$", told, re.MULTILINE)
-    reason = f"{raised[1]}: {raised[2]}" if raised else "nothing was told"
-    frames = re.findall(r'File ".*distributed_test\.py", line (\d+)', told)
+    trace = (ranks[1] if ranks else text).rpartition("Traceback (most recent call last):\n")[2]
+    raised = re.search(r"^((?:\w+\.)*[A-Z]\w*)(?:: (.*))?$", trace, re.MULTILINE)
+    reason = f"{raised[1]}: {raised[2]}" if raised else "no exception was reported"
+    frames = re.findall(r'File ".*distributed_test\.py", line (\d+)', trace)
     return (f"rank {ranks[0]}: " if ranks else "") + reason, [int(line) for line in frames]

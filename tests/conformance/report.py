@@ -1,5 +1,5 @@
-"""Says what came of the cases: a few lines for the terminal, and docs/conformance.md. Nothing in the document changes
-from run to run unless an outcome does."""
+"""Summarises the results of the cases: a few lines for the terminal, and docs/conformance.md. The document changes only
+if an outcome changes."""
 from __future__ import annotations
 
 import fnmatch
@@ -25,8 +25,8 @@ def counts(results: dict[str, Result]) -> Counter:
     return Counter(result.outcome for result in results.values())
 
 
-def tell(folder: Path, chosen: list[Way], pattern: str) -> int:
-    """A line for each way and a closing one; the exit status."""
+def print_summary(folder: Path, chosen: list[Way], pattern: str) -> int:
+    """Prints a line for each way, unexpected outcomes, and a closing line. Returns the exit status."""
     total, unknown = Counter(), 0
     print()
     for way in chosen:
@@ -48,8 +48,8 @@ def tell(folder: Path, chosen: list[Way], pattern: str) -> int:
     return 1 if unknown or not total else 0
 
 
-def tell_differences(one: Path, several: Path, chosen: list[Way], pattern: str) -> int:
-    """The cases that end otherwise over several hosts than on one; the exit status."""
+def print_differences(one: Path, several: Path, chosen: list[Way], pattern: str) -> int:
+    """Prints the cases that end differently over several hosts than on one. Returns the exit status."""
     differences = total = 0
     for way in chosen:
         alone, apart = (read(folder, way, pattern) for folder in (one, several))
@@ -85,9 +85,9 @@ cases, {WORLD_SIZE} ranks, CPU tensors, no GPU. `script/conformance` runs them a
 Ranks are forked from a process that has only imported the tests, and a run takes minutes; torch's own way,
 `--spawn`, takes about half an hour for each way on two processors.
 
-Many cases are reserved to a backend by its name. So they run in four ways: on gloo, which is the judge; on tutti while
-the tests believe that it is gloo, or MPI, which opens what is reserved to these names; and on tutti under its own name.
-The name "mpi" also opens the tests of groups, which torch skips with fewer than eight ranks of any other backend
+Many cases are reserved to a backend by its name. So they run in four ways: on gloo, for comparison; on tutti while the
+tests read the name gloo, or mpi, which enables the cases reserved to these names; and on tutti under its own name.
+The name "mpi" also enables the tests of groups, which torch skips with fewer than eight ranks of any other backend
 (torch/testing/_internal/common_distributed.py, skip_if_small_worldsize). A case counts as passed only if every rank
 ends well; torch itself looks at rank 0. "Line" is a line of {SOURCE}."""
 
@@ -117,7 +117,7 @@ def failures(results: dict[str, dict[str, Result]]) -> str:
 
 
 def skip_reasons(results: dict[str, dict[str, Result]]) -> dict[str, tuple[set[int], Counter]]:
-    """{reason: (lines, {way: number of cases})}, the most frequent first."""
+    """Returns {reason: (lines, {way: number of cases})}, the most frequent reason first."""
     lines, numbers = defaultdict(set), defaultdict(Counter)
     for name, way_results in results.items():
         for result in way_results.values():
@@ -133,7 +133,8 @@ def skips(reasons: dict[str, tuple[set[int], Counter]]) -> str:
             for number, (reason, (lines, counted)) in enumerate(reasons.items(), 1)]
     head = ["no.", "reason", *(way.title for way in WAYS.values()), "lines"]
     return ("## What torch skips\n\nEach reason as torch gives it, how many cases it skips in each way, and the lines "
-            "of the decorators. What only the last way has is reserved to other backends by their names.\n\n"
+            "of the decorators. A reason that only the last way has is of cases that are reserved to other backends by "
+            "name.\n\n"
             + table(head, rows))
 
 
@@ -146,5 +147,5 @@ def every_case(results: dict[str, dict[str, Result]], reasons: list[str]) -> str
         return f"skipped ({number[result.reason]})" if result.outcome == SKIPPED else result.outcome
 
     rows = [[case, *(cell(results[name].get(case)) for name in WAYS)] for case in results["gloo"]]
-    return ("## Every case\n\nThe number behind \"skipped\" is that of the reason above; an empty cell: the way has "
-            "nothing to add to the others.\n\n" + table(["case", *(way.title for way in WAYS.values())], rows))
+    return ("## Every case\n\nThe number behind \"skipped\" is that of the reason above. An empty cell: the way does "
+            "not run this case.\n\n" + table(["case", *(way.title for way in WAYS.values())], rows))

@@ -1,6 +1,6 @@
-"""The results of the cases: one JSON file for each (version of torch, way, case) under a folder, always replaced as a
-whole. A lock beside the file marks a case that a runner works on; the system releases the lock when that process ends,
-however it ends.
+"""The results of the cases: one JSON file for each (version of torch, way, case) under a folder, which is always
+replaced as a whole. A lock beside the file marks a case that a runner works on. The system releases the lock when that
+process ends or dies.
 
 Nothing here imports torch.
 """
@@ -25,7 +25,7 @@ class Result:
     way: str
     outcome: str
     reason: str = ""
-    """In a line: why it was skipped, or what was raised."""
+    """One line: the reason of a skip, or the exception."""
     lines: list[int] | None = None
     """Lines of torch's module: the decorator that skips, or the statement that failed."""
     detail: str = ""
@@ -56,7 +56,8 @@ class Results:
     def read(self, case: str) -> Result | None:
         try:
             return Result(**json.loads((self.folder / f"{case}.json").read_text()))
-        except (FileNotFoundError, TypeError, ValueError):      # none, or of another version of this file
+        # The file does not exist, or has other fields than Result has now.
+        except (FileNotFoundError, TypeError, ValueError):
             return None
 
     def write(self, result: Result) -> None:
@@ -68,8 +69,9 @@ class Results:
         return (self.folder / f"{case}.json").stat().st_mtime
 
     def claim(self, case: str) -> bool:
-        """True when nobody else is at work on it. A record lock, because processes that are forked later do not
-        inherit it: it ends with this process, not with the last of its children."""
+        """Claims a case. Returns false if another runner works on it. The claim is a record lock, because processes
+        that are forked later do not inherit such a lock: it ends with this process, not with the last of its
+        children."""
         file = os.open(self.folder / f"{case}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
         try:
             fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,4 +1,4 @@
-"""Runs the cases of one way that are not known yet, and lets other runners have their share."""
+"""Runs the cases of one way that have no stored result, and shares them with other runners."""
 from __future__ import annotations
 
 import fnmatch
@@ -13,12 +13,12 @@ from conformance import cases, results, ways
 from conformance.results import SKIPPED, Result, Results
 
 ANOTHER_LIMIT_S = 900
-"""How long to wait for a case that is in another runner's hands, once nothing else is left to do."""
+"""How long a runner without other cases waits for a case that another runner has claimed."""
 
 
 class Runner:
     """Runs the cases of one way. suite: `conformance.suite`, or a module with such `Cases`. pattern: runs only cases
-    whose names match it. again: also runs cases whose result is known."""
+    whose names match it. again: also runs cases with a stored result."""
 
     def __init__(self, suite, way: ways.Way, folder: Path, pattern: str = "*", jobs: int = 1, again: bool = False,
                  limit_s: float = cases.LIMIT_S):
@@ -45,7 +45,8 @@ class Runner:
                 elif self.waiting:
                     time.sleep(0.5)
         finally:
-            for running in self.running:                    # something was raised: leave nothing behind
+            # After an exception some cases may still run.
+            for running in self.running:
                 running.finish()
 
     def known(self, case: str) -> bool:
@@ -55,7 +56,7 @@ class Runner:
         return not self.again or self.results.written(case) >= self.begin
 
     def start(self) -> None:
-        """Starts cases while there are free hands and cases that nobody works on."""
+        """Starts cases that no other runner has claimed, until `jobs` cases run."""
         for case in list(self.waiting):
             if len(self.running) == self.jobs:
                 return
@@ -69,7 +70,7 @@ class Runner:
                 self.running.append(cases.Running(self.suite, case, folder, self.limit_s))
 
     def finish(self) -> None:
-        """Waits a moment for a case to end or to be late, and writes down what came of it."""
+        """Waits up to 0.5 s for cases to end or to be late, and stores their results."""
         poll = select.poll()
         for running in self.running:
             poll.register(running.ended, select.POLLIN)
@@ -80,9 +81,9 @@ class Runner:
             result.basis, result.mode = self.basis, "spawn" if ways.spawns() else "fork"
             self.results.write(result)
             self.results.release(running.case)
-            self.tell(result)
+            self.print_result(result)
 
-    def tell(self, result: Result) -> None:
+    def print_result(self, result: Result) -> None:
         if result.outcome != SKIPPED:
             print(f"{self.way.name}: {result.case} {result.outcome} ({result.seconds} s)"
                   f"{': ' + result.reason if result.reason else ''}", flush=True)

@@ -1,7 +1,7 @@
 """Finds which of the decorators of a test skips it, and its line, by applying each to a function that does nothing.
 
-torch says why it skips a test, but not where, and for the skips that are decided while a test runs only with an exit
-code.
+torch reports why it skips a test, but not the line. For a skip that is decided while a test runs it reports only an
+exit code.
 """
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import inspect
 
 
 def skip_lines(module, cases) -> dict[str, list[tuple[int, str]]]:
-    """{test: [(line, reason)]} of every decorator of the tests of class `cases` that skips, outermost first."""
+    """Returns {test: [(line, reason)]} for the decorators that skip tests of class `cases`, outermost first."""
     found = {}
     for node in ast.walk(ast.parse(inspect.getsource(module))):
         if isinstance(node, ast.FunctionDef) and node.name.startswith("test") and hasattr(cases, node.name):

@@ -1,8 +1,8 @@
 """torch's DistributedTest made ready for one way: `Cases`, an unedited subclass of it.
 
-A way is set up while this module is imported, so a spawned rank, which imports it again, and a forked one, which has it
-already, find the same. torch's module reads variables of the environment when it is imported, so they must be set
-before: see `ways.environment`.
+A way is set up while this module is imported, so spawned ranks, which import it again, have the same setup as forked
+ones. torch's module reads variables of the environment when it is imported, so they must be set before: see
+`ways.environment`.
 """
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 from torch.testing._internal.common_distributed import DistTestCases
 
-if way.runs not in ("gloo", "mpi"):     # the tables in which torch lets other backends say what they can do
+# These are the tables of torch in which other backends declare what they support.
+if way.runs not in ("gloo", "mpi"):
     for feature in ("cuda", "ddp", "gpu", "plugin", "subgroup"):
         DistTestCases.backend_feature[feature].add(way.runs)
 
@@ -34,7 +35,7 @@ torch.set_num_threads(1)
 
 
 def in_the_name_of(declared: str, runs: str) -> None:
-    """Lets tests that name `declared` make groups of `runs`. No test is edited: only what they call is."""
+    """Makes groups of `runs` where tests ask for `declared`. It replaces functions that the tests call, and no test."""
     for name in ("init_process_group", "new_group"):
         function = renaming(getattr(c10d, name), declared, runs)
         setattr(c10d, name, function)
@@ -60,7 +61,8 @@ class Cases(torch_tests.TestDistBackend, torch_tests.DistributedTest._DistTestBa
         if ways.spawns():
             self._spawn_processes()
         else:
-            torch_tests.INIT_METHOD = os.environ["INIT_METHOD"]     # a spawned rank reads it when it imports
+            # A spawned rank reads this from the environment when it imports the tests.
+            torch_tests.INIT_METHOD = os.environ["INIT_METHOD"]
             self._start_processes(torch.multiprocessing.get_context("fork").Process)
 
     @classmethod
@@ -69,7 +71,7 @@ class Cases(torch_tests.TestDistBackend, torch_tests.DistributedTest._DistTestBa
         super()._run(*args, **kwargs)
 
     def _check_return_codes(self, function, elapsed):
-        """torch looks at the first rank only, once no rank has failed in its test. Here every rank must end well."""
+        """Also requires that every rank ends well. If no rank fails in its test, torch checks only the first rank."""
         super()._check_return_codes(function, elapsed)
         codes = [process.exitcode for process in self.processes]
         if function not in self.skip_return_code_checks and any(codes):

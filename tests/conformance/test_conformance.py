@@ -1,5 +1,5 @@
-"""Tests of the runner of torch's tests, on small cases of our own: it has an outcome for every way to end, leaves
-nothing behind, runs nothing twice, and lets runners share the work."""
+"""Tests of the runner of torch's tests, on small cases of our own: it has an outcome for every way to end, leaves no
+process behind, runs no case twice, and shares the cases with other runners."""
 import importlib.util
 import multiprocessing
 import os
@@ -18,11 +18,13 @@ from conformance.skips import skip_lines
 
 WAY = ways.WAYS["gloo"]
 LIMIT_S = 60
-fresh = multiprocessing.get_context("spawn")        # a process with one thread, whatever pytest has started
+# A spawned process has one thread, even if this one has more.
+fresh = multiprocessing.get_context("spawn")
 
 
 class Cases(unittest.TestCase):
-    __test__ = False                                # for the runner, not for pytest
+    # The runner uses this class; pytest must not collect it.
+    __test__ = False
 
     def test_dies(self):
         os._exit(3)
@@ -52,7 +54,7 @@ def run(folder, environment, pattern="*", again=False):
 
 
 def run_elsewhere(folder, pattern="*", again=False):
-    """The results, after a runner in a fresh process has come to its end."""
+    """Runs cases by a runner in a new process, and returns the stored results."""
     environment = {"CHILD": str(folder / "child"), "RUNS": str(folder / "runs")}
     process = fresh.Process(target=run, args=(folder, environment, pattern, again))
     process.start()
@@ -113,7 +115,7 @@ def hold(folder, pipe):
     store = Results(folder, WAY.name)
     pipe.send(store.claim("test_passes"))
     pipe.recv()
-    store.write(Result("test_passes", WAY.name, FAILED, "told by the other", basis=results.basis(WAY.runs)))
+    store.write(Result("test_passes", WAY.name, FAILED, "written by the other", basis=results.basis(WAY.runs)))
 
 
 def test_runners_share_the_work(tmp_path):
@@ -132,7 +134,7 @@ def test_runners_share_the_work(tmp_path):
     for process in (other, waiting):
         process.join(LIMIT_S)
         assert process.exitcode == 0
-    assert Results(tmp_path, WAY.name).read("test_passes").reason == "told by the other"
+    assert Results(tmp_path, WAY.name).read("test_passes").reason == "written by the other"
     assert not (tmp_path / "runs").exists()
     assert Results(tmp_path, WAY.name).claim("test_passes")
 
@@ -141,7 +143,7 @@ def test_library_is_part_of_the_basis():
     assert results.basis("tutti") != results.basis("gloo")
 
 
-TOLD = """RuntimeError: Process 2 exited with error code 10 and exception:
+TRACES = """RuntimeError: Process 2 exited with error code 10 and exception:
 Traceback (most recent call last):
   File "/x/distributed_test.py", line 5, in test_a
 KeyError: 'first'
@@ -160,7 +162,7 @@ ValueError: last
 
 
 def test_reason_is_what_ended_the_first_rank():
-    assert cases.what_failed(TOLD) == ("rank 2: torch_tutti.exceptions.PeerError: rank 1 is gone", [899, 850])
+    assert cases.what_failed(TRACES) == ("rank 2: torch_tutti.exceptions.PeerError: rank 1 is gone", [899, 850])
 
 
 MODULE = '''
@@ -189,11 +191,12 @@ def test_lines_of_skips_are_found(tmp_path):
     assert skip_lines(module, module.Base) == {"test_a": [(9, "small world"), (10, "always")]}
 
 
-def told(folder, capsys, **outcomes):
+def summary(folder, capsys, **outcomes):
+    """Stores these outcomes. Returns the status and the text of their summary."""
     store = Results(folder, "tutti")
     for case, outcome in outcomes.items():
         store.write(Result(case, "tutti", outcome, "a text" if outcome != PASSED else ""))
-    status = report.tell(folder, [ways.WAYS["tutti"]], "*")
+    status = report.print_summary(folder, [ways.WAYS["tutti"]], "*")
     return status, capsys.readouterr().out
 
 
@@ -203,31 +206,31 @@ def known(monkeypatch):
 
 
 def test_only_known_failures_are_forgiven(tmp_path, capsys, known):
-    status, text = told(tmp_path, capsys, test_known=FAILED, test_other=PASSED)
+    status, text = summary(tmp_path, capsys, test_known=FAILED, test_other=PASSED)
     assert status == 0 and "conformance: 1 passed, 0 skipped, 1 failed as known, 0 failed otherwise" in text
-    status, text = told(tmp_path, capsys, test_other=FAILED)
+    status, text = summary(tmp_path, capsys, test_other=FAILED)
     assert status == 1 and "failed: test_other: a text" in text and "1 failed otherwise" in text
 
 
 def test_known_failure_that_passes_is_reported(tmp_path, capsys, known):
-    status, text = told(tmp_path, capsys, test_known=PASSED)
+    status, text = summary(tmp_path, capsys, test_known=PASSED)
     assert status == 0 and "known to fail, but passed: test_known" in text
 
 
-def test_nothing_run_is_no_success(tmp_path, capsys):
-    assert told(tmp_path, capsys)[0] == 1
+def test_summary_without_cases_is_a_failure(tmp_path, capsys):
+    assert summary(tmp_path, capsys)[0] == 1
 
 
-def test_cases_that_end_otherwise_over_hosts_are_told(tmp_path, capsys):
+def test_cases_that_end_differently_over_hosts_are_reported(tmp_path, capsys):
     one, several, way = tmp_path / "one", tmp_path / "several", ways.WAYS["tutti"]
     for folder in (one, several):
         Results(folder, "tutti").write(Result("test_a", "tutti", PASSED))
-    assert report.tell_differences(one, several, [way], "*") == 0
+    assert report.print_differences(one, several, [way], "*") == 0
     assert "hosts: 1 of 1 cases end as on one host" in capsys.readouterr().out
     Results(one, "tutti").write(Result("test_b", "tutti", PASSED))
     Results(several, "tutti").write(Result("test_b", "tutti", FAILED, "a text"))
     Results(one, "tutti").write(Result("test_c", "tutti", SKIPPED))
-    assert report.tell_differences(one, several, [way], "*") == 1
+    assert report.print_differences(one, several, [way], "*") == 1
     text = capsys.readouterr().out
     assert "test_b: passed on one host, failed over several: a text" in text
     assert "test_c: skipped on one host, not run over several" in text and "hosts: 1 of 3 cases" in text

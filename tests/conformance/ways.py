@@ -1,5 +1,6 @@
-"""The ways in which torch's tests are run. Many of them are reserved to a backend by its name, which decorators read
-while the module is imported and, a few, while the test runs; a way says which name they read, and what runs.
+"""The ways in which torch's tests are run. Decorators reserve many tests to a backend by its name. Most of them read
+the name while the module is imported, a few while the test runs. A way has the names that they read, and the backend
+that runs.
 
 Nothing here imports torch.
 """
@@ -23,7 +24,7 @@ class Way:
     asked: str
     """The backend that skip_if_small_worldsize reads while a test runs: it lets "mpi" pass with any number of ranks."""
     pattern: str = "*"
-    """The cases that are of interest in this way."""
+    """The cases that run in this way."""
 
 
 WAYS = {way.name: way for way in [

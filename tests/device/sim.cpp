@@ -1,13 +1,13 @@
-/* An emulated accelerator, "sim", for testing without one. Two devices; each has streams, which are threads that work
- * through a queue and are slow on purpose. Its invariant: what a program would get wrong on a GPU comes out wrong here.
+/* An emulated accelerator, "sim", for tests without a GPU. It has two devices. Their streams are threads that run the
+ * tasks of a queue, slowly on purpose. A mistake that gives wrong results on a GPU must give wrong results here, too:
  *
- *  - Memory of the device holds every byte disguised, so that whoever reads or writes it without a copy is seen.
- *  - A copy runs on its stream and holds no tensor: memory that is given back too early is overwritten. What writes to
- *    the device takes a while, what reads from it does not.
- *  - Both allocators hand memory out again as CUDA's do: at once, unless a stream was recorded that has not passed.
- *  - Memory of the host that is not pinned is copied while the caller waits.
+ *  - Device memory holds every byte changed by XOR, so code that reads or writes it without a copy gets wrong values.
+ *  - A copy runs on its stream and keeps no tensor alive, so memory that is freed too early is overwritten. A copy to
+ *    the device takes 3 ms; a copy to the host is not delayed.
+ *  - Both allocators use freed memory again as CUDA's do: at once, unless a recorded stream has tasks left to run.
+ *  - Host memory that is not pinned is copied before the call returns.
  *
- * Operations besides copies run on the CPU, through copies that wait. */
+ * All operations except copies run on the CPU, through blocking copies. */
 #include <ATen/EmptyTensor.h>
 #include <ATen/detail/PrivateUse1HooksInterface.h>
 #include <ATen/native/CPUFallback.h>
@@ -28,7 +28,8 @@
 namespace sim {
 
 constexpr c10::DeviceType type = c10::DeviceType::PrivateUse1;
-constexpr int device_count = 2, stream_count = 16; /* of each device; stream 0 is its default */
+/* The streams of each device; stream 0 is the default one. */
+constexpr int device_count = 2, stream_count = 16;
 constexpr uint8_t disguise = 0xA5;
 constexpr auto delay = std::chrono::milliseconds(3);
 static std::atomic<bool> failing{ false };
@@ -37,7 +38,8 @@ static thread_local bool capturing = false;
 /* ---- streams ---- */
 class Queue {
   public:
-    using Ticket = uint64_t; /* has passed when so many tasks are over */
+    /* A ticket has passed when the queue has finished this number of tasks. */
+    using Ticket = uint64_t;
     Ticket push(std::function<void()> task)
     {
         std::lock_guard<std::mutex> lock(mutex_);
@@ -89,7 +91,8 @@ class Queue {
 };
 static Queue *queue_of(const c10::Stream &stream)
 {
-    static auto *queues = new std::array<Queue, device_count * stream_count>; /* its threads outlive main */
+    /* The queues are never freed, because their threads outlive main. */
+    static auto *queues = new std::array<Queue, device_count * stream_count>;
     return &queues->at(static_cast<size_t>(stream.device_index() * stream_count + stream.id()));
 }
 static thread_local c10::DeviceIndex current_device = 0;
@@ -111,9 +114,12 @@ static c10::Stream current_stream(c10::Device device)
 struct Block {
     char *data;
     size_t bytes;
-    std::pair<int, c10::StreamId> home;               /* memory is for one stream of one device; -1: pinned */
-    std::map<Queue *, Queue::Ticket> users;           /* that must pass before it is handed out again */
-    std::vector<Queue *> recorded;                    /* become users when it is given back */
+    /* The device and the stream of the memory; device -1: pinned memory of the host. */
+    std::pair<int, c10::StreamId> home;
+    /* Tickets that must pass before the block is used again. */
+    std::map<Queue *, Queue::Ticket> users;
+    /* Queues that become users when the block is freed. */
+    std::vector<Queue *> recorded;
     bool free = false;
     bool passed() const
     {
@@ -163,11 +169,13 @@ class Memory {
     Block *find(const void *data)
     {
         auto *at = static_cast<const char *>(data);
-        auto found = blocks_.upper_bound(at); /* the first that ends behind it */
+        /* The first block that ends behind `at`. */
+        auto found = blocks_.upper_bound(at);
         return found != blocks_.end() && found->second.data <= at ? &found->second : nullptr;
     }
     std::mutex mutex_;
-    std::map<const char *, Block> blocks_; /* by their ends */
+    /* The blocks by the addresses of their ends. */
+    std::map<const char *, Block> blocks_;
 };
 static Memory &of_devices()
 {
@@ -240,7 +248,8 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
     {
         queue_of(stream)->wait(queue_of(stream)->last());
     }
-    bool isStreamCapturing(const c10::Stream &) const { return capturing; } /* overrides where torch has it */
+    /* This overrides a function that only newer versions of torch have. */
+    bool isStreamCapturing(const c10::Stream &) const { return capturing; }
     void recordDataPtrOnStream(const c10::DataPtr &data, const c10::Stream &stream) const override
     {
         of_devices().record(data.get(), queue_of(stream));
@@ -287,7 +296,8 @@ struct Hooks final : at::PrivateUse1HooksInterface {
     void resizePrivateUse1Bytes(const c10::Storage &storage, size_t bytes) const override
     {
         storage.set_data_ptr(bytes ? device_allocator.allocate(bytes) : c10::DataPtr(nullptr, storage.device()));
-        storage.set_nbytes(bytes); /* what was there is lost: only for tensors about to be written */
+        /* The old bytes are lost, so this is only for tensors that are written next. */
+        storage.set_nbytes(bytes);
     }
 };
 
@@ -306,7 +316,7 @@ static at::Tensor empty_strided(at::IntArrayRef sizes, at::IntArrayRef strides, 
     return at::detail::empty_strided_generic(sizes, strides, &device_allocator,
         c10::DispatchKeySet(c10::DispatchKey::PrivateUse1), c10::dtype_or_default(dtype));
 }
-/* The tensor's memory as integers of the host, without holding the tensor, as a kernel on a GPU does not. */
+/* Returns the tensor's memory as integers on the host. Like a kernel on a GPU, it does not keep the tensor alive. */
 static at::Tensor words_of(const at::Tensor &tensor)
 {
     static const std::map<size_t, at::ScalarType> words{ { 1, at::kByte }, { 2, at::kShort }, { 4, at::kInt },
@@ -320,7 +330,7 @@ static void copy_words(const at::Tensor &from, const at::Tensor &to, bool change
     if (change_disguise) words.view(at::kByte).bitwise_xor_(disguise);
     to.copy_(words.view(to.sizes()));
 }
-/* Same type and sizes; one of them or both on a device. */
+/* Enqueues a copy between tensors of the same type and sizes, of which one or both are on a device. */
 static void enqueue_copy(const at::Tensor &from, const at::Tensor &to, bool non_blocking)
 {
     bool both = from.device().type() == to.device().type();
@@ -382,7 +392,7 @@ PYBIND11_MODULE(sim_device, module)
 {
     static sim::Hooks hooks;
     at::RegisterPrivateUse1HooksInterface(&hooks);
-    module.def("set_capturing", [](bool on) { sim::capturing = on; }, "This thread's streams are as if captured.");
+    module.def("set_capturing", [](bool on) { sim::capturing = on; }, "This thread's streams report a capture.");
     module.def("set_failing", [](bool on) { sim::failing = on; }, "Copies raise RuntimeError.");
     module.def("current_device", [] { return sim::current_device; });
     module.def("set_device", [](int index) { sim::current_device = static_cast<c10::DeviceIndex>(index); });

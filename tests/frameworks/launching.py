@@ -1,9 +1,9 @@
 """Starts the programs of these tests on two ranks with torchrun, in the environment that tests/frameworks/setup makes.
 
     .venv/bin/python -m pytest tests/frameworks                         both ranks on this host
-    FRAMEWORKS_HOSTS=2 .venv/bin/python -m pytest tests/frameworks      each on a host of its own, by script/hosts
+    FRAMEWORKS_HOSTS=2 .venv/bin/python -m pytest tests/frameworks      each rank on its own host, by script/hosts
 
-A program has LIMIT_S seconds; then it is ended with everything it has started.
+A program that has not ended after LIMIT_S seconds is ended, with all processes that it has started.
 """
 import os
 import shlex
@@ -18,7 +18,7 @@ ROOT = HERE.parent.parent
 ENVIRONMENT = ROOT / "build" / "frameworks"
 LIMIT_S = 300
 HOSTS = int(os.environ.get("FRAMEWORKS_HOSTS") or 1)
-# words of a launcher that begin with $ are filled in on the host where it starts
+# A shell on each host replaces the words of a launcher that begin with $.
 TORCHRUN = ("-m", "torch.distributed.run", *{
     1: ("--nproc-per-node", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0"),
     2: ("--nproc-per-node", "1", "--nnodes", "2", "--node-rank", "$NODE_RANK",
@@ -29,8 +29,8 @@ needs_frameworks = pytest.mark.skipif(not (ENVIRONMENT / "requirements.installed
 
 
 def launch(program, *arguments, **variables):
-    """Runs the program on two ranks, and returns its output. The program must succeed; `attempt` is for those that may
-    fail."""
+    """Runs the program on two ranks, and returns its output. The program must succeed; attempt() is for programs that
+    may fail."""
     code, text = attempt(program, *arguments, **variables)
     assert code == 0, f"{program} {' '.join(map(str, arguments))}:\n{text}"
     return text

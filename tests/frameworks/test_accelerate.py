@@ -1,5 +1,5 @@
-"""Accelerate on tutti: training, checkpoints and its operations against Accelerate on gloo and against one process;
-its own released tests on a group that tutti has taken over; and what it does not let through."""
+"""Tests of Accelerate on tutti: training, checkpoints and operations give the results of Accelerate on gloo and of one
+process; its released tests pass on a group that tutti has taken over; and it refuses the name tutti on CPU."""
 import pytest
 import torch
 from launching import HOSTS, attempt, launch, needs_frameworks, on_both, outcomes, same, same_on_both
@@ -30,7 +30,7 @@ def test_training_goes_on_from_a_saved_state(trained):
     assert torch.equal(same_on_both(trained, "resumed"), trained[0][0]["trained"])
 
 
-def test_operations(trained):
+def test_operations_give_the_same_as_on_gloo(trained):
     found = same_on_both(trained, "exchanged")
     assert found["sum"].tolist() == [10, 12, 14]
     assert found["gather of objects"] == ["rank 0", {"its": 0}, "rank 1", {"its": 1}]
@@ -48,7 +48,7 @@ def test_shuffled_data_is_shared_out_once(trained):
         assert sorted(order.tolist()) == list(range(24)) != order.tolist()
 
 
-def test_deepspeed_under_accelerate(tmp_path):
+def test_deepspeed_under_accelerate_trains_as_one_process_would(tmp_path):
     both = on_both("accelerate_deepspeed.py", tmp_path)
     torch.testing.assert_close(same_on_both(both, "ZeRO-3"), both[0][0]["in one process"])
 
@@ -59,7 +59,7 @@ def test_released_tests_pass_on_a_group_that_was_taken_over(module):
     assert 'asked for backend "gloo" and gets "tutti"' in text
 
 
-def test_ranks_that_accelerate_launches(trained, tmp_path):
+def test_ranks_that_accelerate_launches_train_in_the_same_way(trained, tmp_path):
     found = outcomes("accelerate_training.py", "tutti", tmp_path, launcher=ACCELERATE)
     for result, judge in zip(found, trained[0], strict=True):
         assert result.pop("groups") == ["ProcessGroupTutti"]
@@ -67,6 +67,6 @@ def test_ranks_that_accelerate_launches(trained, tmp_path):
 
 
 def test_accelerate_refuses_the_name_on_cpu():
-    """state.py of Accelerate knows two names there; docs/frameworks.md says what to do instead."""
+    """state.py of Accelerate accepts two other names there; docs/frameworks.md has the alternatives."""
     code, text = attempt("accelerate_by_name.py")
     assert code != 0 and "Your assigned backend tutti is not available, please use gloo" in text

@@ -1,5 +1,5 @@
-"""DeepSpeed on tutti: ZeRO-0 to ZeRO-3, checkpoints, experts, a pipeline and split sequences, against DeepSpeed on
-gloo and against one process."""
+"""Tests of DeepSpeed on tutti: ZeRO-0 to ZeRO-3, checkpoints, experts, a pipeline and split sequences give the results
+of DeepSpeed on gloo and of one process."""
 import pytest
 import torch
 from launching import needs_frameworks, on_both, same_on_both
@@ -37,5 +37,5 @@ def test_zero_goes_on_from_a_checkpoint(trained, stage):
 
 
 @pytest.mark.parametrize("case", ["experts", "pipeline", "sequences"])
-def test_other_parallelisms(trained, case):
+def test_other_parallelisms_give_the_same_as_on_gloo(trained, case):
     same_on_both(trained, case)

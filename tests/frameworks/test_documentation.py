@@ -1,4 +1,5 @@
-"""docs/frameworks.md: the tests it names exist, the lines it quotes stand where it says, and its classes are tested."""
+"""Tests of docs/frameworks.md: the tests that it names exist, the lines that it quotes are there, and its classes are
+those of the tests."""
 import re
 
 import pytest

@@ -1,4 +1,4 @@
-"""Lightning on tutti: its Fabric and its Trainer, against the same on gloo and against one process."""
+"""Tests of Lightning on tutti: Fabric and Trainer give the results of gloo and of one process."""
 import pytest
 import torch
 from launching import needs_frameworks, on_both, same_on_both
@@ -15,8 +15,8 @@ def test_fabric_trains_as_one_process_would(trained):
     torch.testing.assert_close(same_on_both(trained, "fabric"), trained[0][0]["one process"])
 
 
-def test_operations_of_fabric(trained):
-    """The mean is torch's AVG on tutti, and on gloo, which has none, a sum that is divided."""
+def test_operations_of_fabric_give_the_same_as_on_gloo(trained):
+    """The mean is torch's AVG on tutti. On gloo, which has no AVG, it is a sum that is divided."""
     found = same_on_both(trained, "operations")
     assert found["gather"].tolist() == [[0, 1, 2], [1, 2, 3]]
     assert found["mean"].tolist() == [0.5, 1.5, 2.5]

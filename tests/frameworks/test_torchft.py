@@ -1,4 +1,4 @@
-"""torchft on tutti: its own tests of process groups, and data parallelism whose replicas are killed."""
+"""Tests of torchft on tutti: its released tests of process groups pass, and training survives killed replicas."""
 import re
 
 import pytest
@@ -12,7 +12,7 @@ def test_released_tests_of_process_groups_pass():
 
 
 def test_survivors_go_on_when_a_replica_is_killed():
-    """A heartbeat may be late on a busy machine; then torchft excludes a living replica for a step."""
+    """Heartbeats may take 1000 ms, because torchft excludes a living replica whose heartbeat is late for a step."""
     text = launch("torchft_kills.py", "tutti", 3, 1000, launcher=())
     assert len(re.findall(r"^kill \d, replica \d, step \d+, ms: ", text, re.MULTILINE)) == 3
     assert "the same parameters after each, the same surviving processes" in text

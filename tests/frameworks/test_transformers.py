@@ -1,4 +1,4 @@
-"""The Trainer of transformers on tutti: training, checkpoints, evaluation and prediction, against the same on gloo."""
+"""Tests of the Trainer of transformers on tutti: training, checkpoints, evaluation and prediction, as on gloo."""
 import pytest
 import torch
 from launching import attempt, needs_frameworks, on_both, outcomes, same, same_on_both
@@ -36,6 +36,6 @@ def test_trainer_makes_a_group_that_is_taken_over(trained, tmp_path):
 
 
 def test_trainer_refuses_the_name_on_cpu(tmp_path):
-    """Accelerate does, see test_accelerate; docs/frameworks.md says what to do instead."""
+    """Accelerate refuses it, as in test_accelerate.py; docs/frameworks.md has the alternatives."""
     code, text = attempt("transformers_trainer.py", "name", tmp_path)
     assert code != 0 and "Your assigned backend tutti is not available, please use gloo" in text

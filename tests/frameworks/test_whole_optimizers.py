@@ -1,12 +1,13 @@
-"""Nine released optimizers that look at whole tensors, of torch, transformers and timm, under each stage of zero."""
+"""Test of nine released optimizers that compute on whole tensors, of torch, transformers and timm, at each stage of
+zero."""
 import pytest
 from launching import HOSTS, attempt, needs_frameworks
 
-pytestmark = [needs_frameworks, pytest.mark.skipif(HOSTS != 1, reason="one host has any number of ranks")]
+pytestmark = [needs_frameworks, pytest.mark.skipif(HOSTS != 1, reason="the test needs any number of ranks on one host")]
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4])
-def test_whole_optimizers_equal_ddp(ranks):
+def test_whole_optimizers_give_the_parameters_of_ddp(ranks):
     code, text = attempt("whole_optimizers.py", launcher=("-m", "torch.distributed.run", "--nproc-per-node", str(ranks),
                                                           "--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0"))
     assert code == 0, text

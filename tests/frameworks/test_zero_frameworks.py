@@ -1,6 +1,7 @@
-"""Programs of the frameworks that let zero take their steps, against the same programs with the framework's own data
-parallelism on tutti: the same losses over 50 steps, also after a save in the middle. Norms are sums in another order,
-so runs that clip are equal up to 1e-5; the others are bit-identical, but those in bfloat16 are equal up to 1e-3."""
+"""Tests of programs of the frameworks in which zero makes the steps: over 50 steps, and after a save in the middle,
+they have the losses of the same programs with the framework's own data parallelism on tutti. Runs in bfloat16 are equal
+up to 1e-3. Runs that clip are equal up to 1e-5, because norms are sums in another order. All others are
+bit-identical."""
 import pytest
 import torch
 from launching import needs_frameworks, outcomes, same
@@ -18,20 +19,20 @@ def accelerated(tmp_path_factory):
 
 
 @pytest.mark.parametrize("way", ["stage 0", "stage 2", "stage 3", "sharded"])
-def test_accelerate(accelerated, way):
-    """Accumulation, norms, a scheduler, save_state and load_state."""
+def test_accelerate_has_the_losses_of_ddp(accelerated, way):
+    """The runs have accumulation, norms, a scheduler, save_state and load_state."""
     for result in accelerated:
         assert len(result[way]) == 100
         same(result[way], result["DDP"])
         same(result[f"{way} resumed"], result["DDP"][60:])
 
 
-def test_accelerate_goes_on_without_zero(accelerated):
+def test_accelerate_resumes_without_zero(accelerated):
     for result in accelerated:
         same(result["DDP resumed from stage 2"], result["DDP"][60:])
 
 
-def test_accelerate_takes_what_is_prepared(accelerated):
+def test_accelerate_requires_a_prepared_model(accelerated):
     assert ("ValueError: zero.accelerate.shard: pass the model and the optimizer that accelerator.prepare returned"
             in accelerated[0]["not prepared"])
 
@@ -42,15 +43,15 @@ def trained(tmp_path_factory):
 
 
 @pytest.mark.parametrize("way", ["stage 2", "stage 3"])
-def test_trainer(trained, way):
-    """Losses, norms and evaluations; checkpoints, the best one at the end, and what save_model() writes."""
+def test_trainer_has_the_losses_of_ddp(trained, way):
+    """Compares losses, norms and evaluations, those after a checkpoint, and the best model that is saved in the end."""
     for result in trained:
         close(result[way], result["DDP"])
         close(result[f"{way} resumed"], result["DDP resumed"])
         close(result[f"{way} end"], result["DDP end"])
 
 
-def test_trainer_goes_on_without_zero(trained):
+def test_trainer_resumes_without_zero(trained):
     for result in trained:
         close(result["DDP resumed from stage 2"], result["DDP resumed"])
 
@@ -65,20 +66,20 @@ def fitted(tmp_path_factory):
 
 
 @pytest.mark.parametrize("way", ["stage 2", "stage 3", "sharded"])
-def test_lightning(fitted, way):
-    """Losses, validation and parameters; accumulation, norms, a schedule and checkpoints."""
+def test_lightning_has_the_losses_of_ddp(fitted, way):
+    """Compares losses, validation and parameters of runs with accumulation, norms, a schedule and checkpoints."""
     for result in fitted:
         assert len(result[way][0]) == 100
         same(result[way], result["DDP"])
         same(result[f"{way} resumed"], result["DDP resumed"])
 
 
-def test_lightning_goes_on_without_zero(fitted):
+def test_lightning_resumes_without_zero(fitted):
     for result in fitted:
         same(result["DDP resumed from stage 2"], result["DDP resumed"])
 
 
-def test_lightning_takes_one_optimizer(fitted):
+def test_lightning_refuses_two_optimizers(fitted):
     assert "NotImplementedError: zero.lightning.ZeroStrategy: configure_optimizers() gives 2" in fitted[0][
         "two optimizers"]
 
@@ -90,7 +91,7 @@ def scripted(tmp_path_factory):
 
 @pytest.mark.parametrize("case, stage, error", [*(("SGD", stage, 0) for stage in range(4)),
                                                 ("Adam, clipped", 2, 1e-5), ("bf16", 3, 1e-3)])
-def test_deepspeed_script(scripted, case, stage, error):
+def test_deepspeed_script_has_the_losses_of_deepspeed(scripted, case, stage, error):
     """The losses are those of DeepSpeed; they are bit-identical after loading a checkpoint."""
     for result in scripted:
         mine = result[f"{case}, stage {stage}"]

@@ -26,14 +26,14 @@ VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
 def environment():
-    """Ranks see the GPUs that this process sees."""
+    """Returns the variables with which ranks see the GPUs that this process sees."""
     count = torch.cuda.device_count()
     return {VISIBLE: os.environ.get(VISIBLE) or ",".join(map(str, range(count)))}
 
 
 @pytest.fixture(scope="module")
 def on_gpu(tmp_path_factory):
-    """on_gpu(size): ranks that have joined a tutti group."""
+    """Returns on_gpu(size), which returns ranks that have joined a group of tutti."""
     with kept_ranks(lambda size: Ranks(size, tmp_path_factory.mktemp("cuda"), join=False, environment=environment()),
                     lambda ranks: ranks.run(device_checks.join, "cuda", limit_s=300)) as of_size:
         yield of_size
@@ -41,7 +41,7 @@ def on_gpu(tmp_path_factory):
 
 @pytest.mark.parametrize("later", [False, True], ids=["blocking", "asynchronous"])
 @pytest.mark.parametrize("size", [2, 4])
-def test_operations(on_gpu, size, later):
+def test_operations_give_right_results(on_gpu, size, later):
     on_gpu(size).run(device_checks.check_operations, later, limit_s=300)
 
 
@@ -51,13 +51,13 @@ def test_device(on_gpu, check):
     on_gpu(2).run(check, limit_s=120)
 
 
-def test_several_devices(on_gpu):
+def test_ranks_use_several_devices(on_gpu):
     if torch.cuda.device_count() < 2:
-        pytest.skip(f"needs two GPUs, and there is {torch.cuda.device_count()}")
+        pytest.skip(f"needs two GPUs; this machine has {torch.cuda.device_count()}")
     on_gpu(2).run(device_checks.check_several_devices, limit_s=120)
 
 
-# ---- what the emulated device cannot do ----
+# ---- tests that the emulated device cannot run ----
 def check_sparse(world):
     device = world.kept["device"]
     dense = late(numbers(world.rank, 6, 3) * (torch.arange(6).unsqueeze(1) % 2), device)
@@ -67,13 +67,14 @@ def check_sparse(world):
     same(x.to_dense(), dense.cpu(), "a sparse sum")
 
 
-def test_sparse_sums(on_gpu):
+def test_sparse_tensor_is_summed(on_gpu):
     on_gpu(2).run(check_sparse, limit_s=120)
 
 
 def check_capture(world):
     x = torch.zeros(4, device=world.kept["device"])
-    with pytest.raises(RuntimeError, match="captur"):       # torch 2.11 cannot tell: then CUDA refuses, in its words
+    # torch 2.11 does not report a capture; then CUDA raises the error.
+    with pytest.raises(RuntimeError, match="captur"):
         with torch.cuda.graph(torch.cuda.CUDAGraph()):
             dist.all_reduce(x)
     dist.all_reduce(x)
@@ -84,7 +85,7 @@ def test_graph_capture_is_refused(on_gpu):
 
 
 def check_large(world):
-    """Larger than any tile, and than what pinned memory is cached for."""
+    """Sums tensors that are larger than any tile, and larger than the pinned memory that is cached."""
     count = 5_000_001
     x = late(numbers(world.rank, count), world.kept["device"])
     works = [dist.all_reduce(x[:count // 2], async_op=True), dist.all_reduce(x[count // 2:], async_op=True)]
@@ -93,18 +94,18 @@ def check_large(world):
     same(x, total(world, count), "twenty megabytes")
 
 
-def test_large_tensors(on_gpu):
+def test_large_tensors_are_summed(on_gpu):
     on_gpu(4).run(check_large, limit_s=120)
 
 
 # ---- training ----
 @pytest.mark.parametrize("options", [{}, {"bucket_cap_mb": 0.01, "gradient_as_bucket_view": True}],
                          ids=["one bucket", "small buckets"])
-def test_data_parallel(on_gpu, options):
+def test_distributed_data_parallel_trains(on_gpu, options):
     on_gpu(2).run(device_training.check_data_parallel, options, limit_s=200)
 
 
-def test_fully_sharded(on_gpu):
+def test_fully_sharded_model_trains(on_gpu):
     on_gpu(2).run(device_training.check_fully_sharded, limit_s=200)
 
 
@@ -134,6 +135,6 @@ def check_named_nccl(world, bound):
 
 
 @pytest.mark.parametrize("bound", [False, True], ids=["plain", "device_id"])
-def test_named_nccl(tmp_path, bound):
+def test_program_that_asks_for_nccl_runs(tmp_path, bound):
     with Ranks(2, tmp_path, join=False, environment=environment()) as ranks:
         ranks.run(check_named_nccl, bound, limit_s=300)

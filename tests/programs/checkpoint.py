@@ -1,5 +1,5 @@
-"""Training that is saved as it goes on, every rank its own part, and that a later start goes on from: with
-torch.distributed.checkpoint, at once, in a thread beside the training, or in a process beside it.
+"""Trains, and saves a checkpoint every few steps, each rank its own part, by torch.distributed.checkpoint: before the
+next step, or beside the training in a thread or in a process. A later start resumes from the last checkpoint.
 
     torchrun --nproc-per-node 2 checkpoint.py --backend tutti --folder DIRECTORY
 """
@@ -54,7 +54,7 @@ class Training(Stateful):
 
 
 def newest(folder):
-    """The last checkpoint that was written to its end; its metadata come last."""
+    """Returns the last complete checkpoint, or None. Its metadata are written last."""
     whole = [name for name in os.listdir(folder) if os.path.exists(os.path.join(folder, name, ".metadata"))]
     return os.path.join(folder, max(whole, key=int)) if whole else None
 
@@ -62,7 +62,8 @@ def newest(folder):
 class Saver:
     def __init__(self, folder, how):
         self.folder, self.how, self.pending = folder, how, None
-        self.group = dist.new_group() if how == "thread" else None      # not to mix with the training's own
+        # The thread has a group of its own, so that its operations do not mix with those of the training.
+        self.group = dist.new_group() if how == "thread" else None
 
     def save(self, training):
         self.finish()
@@ -82,7 +83,7 @@ class Saver:
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--backend", default="tutti")
-    parser.add_argument("--folder", required=True, help="directory of the checkpoints; made if it is not there")
+    parser.add_argument("--folder", required=True, help="directory of the checkpoints, which is made if necessary")
     parser.add_argument("--how", choices=["once", "thread", "process"], default="once")
     parser.add_argument("--steps", type=int, default=7)
     options = parser.parse_args()

@@ -1,5 +1,5 @@
-"""Data-parallel training as most programs do it: a sampler that gives each rank its part of the data, a snapshot that
-rank 0 writes and everybody goes on from, and an evaluation over all ranks.
+"""Trains by data parallelism as most programs do: a sampler gives each rank its part of the data, rank 0 writes a
+snapshot, from which all ranks resume, and all ranks evaluate the model together.
 
     torchrun --nproc-per-node 2 ddp.py --backend tutti --snapshot FILE
 """
@@ -16,7 +16,7 @@ CLASSES, FEATURES = 4, 12
 
 
 def examples(count, seed):
-    """Points around four centres, to be told apart."""
+    """Returns random points around four centres, with the numbers of their centres as labels."""
     generator = torch.Generator().manual_seed(seed)
     centres = torch.randn(CLASSES, FEATURES, generator=torch.Generator().manual_seed(0))
     labels = torch.randint(CLASSES, (count,), generator=generator)
@@ -55,7 +55,8 @@ class Trainer:
         loader = DataLoader(data, batch_size=16, sampler=sampler)
         for epoch in range(self.begun, epochs):
             sampler.set_epoch(epoch)
-            torch.manual_seed(100 * epoch + self.rank)              # of the dropout
+            # This seeds the dropout.
+            torch.manual_seed(100 * epoch + self.rank)
             total = torch.zeros(1)
             self.model.train()
             for inputs, labels in loader:
@@ -86,7 +87,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--backend", default="tutti")
     parser.add_argument("--epochs", type=int, default=3)
-    parser.add_argument("--snapshot", required=True, help="file to go on from if it exists, and to write")
+    parser.add_argument("--snapshot", required=True, help="file to resume from if it exists, and to write")
     options = parser.parse_args()
     dist.init_process_group(options.backend)
     trainer = Trainer(options.snapshot)

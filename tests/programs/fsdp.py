@@ -1,5 +1,5 @@
-"""A transformer whose parameters are sharded with fully_shard: made without memory, filled from rank 0, trained with
-prefetching and, if asked for, in mixed precision, and written whole by rank 0 at the end.
+"""Trains a transformer whose parameters are sharded by fully_shard. It is made on the meta device, gets its values from
+rank 0, and is trained with prefetching and, on request, in mixed precision. In the end rank 0 writes all parameters.
 
     torchrun --nproc-per-node 2 fsdp.py --backend tutti --checkpoint FILE
 """
@@ -47,7 +47,7 @@ class Transformer(nn.Module):
 
 
 def make(checkpoint, policy):
-    """The sharded model and its optimizer, from the checkpoint or from a random start; both as rank 0 has it."""
+    """Returns the sharded model and its optimizer, with the values of rank 0: from the checkpoint, or random ones."""
     with torch.device("meta"):
         model = Transformer()
     for block in model.blocks:
@@ -71,7 +71,7 @@ def make(checkpoint, policy):
 
 
 def batch(step):
-    """Sequences that count upwards from a random word."""
+    """Returns sequences that count upwards from a random word."""
     generator = torch.Generator().manual_seed(1000 * step + dist.get_rank())
     start = torch.randint(WORDS, (8, 1), generator=generator)
     return (start + torch.arange(LENGTH + 1)) % WORDS
@@ -97,7 +97,7 @@ def main():
     parser.add_argument("--first", type=int, default=0, help="number of the first step")
     parser.add_argument("--steps", type=int, default=6)
     parser.add_argument("--mixed-precision", action="store_true", help="parameters in bfloat16, gradients in float32")
-    parser.add_argument("--checkpoint", required=True, help="file to go on from if it exists, and to write")
+    parser.add_argument("--checkpoint", required=True, help="file to resume from if it exists, and to write")
     options = parser.parse_args()
     dist.init_process_group(options.backend)
     policy = {"mp_policy": MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)}

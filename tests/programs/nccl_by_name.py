@@ -1,9 +1,9 @@
-"""A program as many are written: it names NCCL, and nothing else will do. It trains on CPU tensors, so with torch alone
-it cannot run; with TUTTI_TAKE_OVER=nccl,gloo or under `tutti run` it does, unchanged.
+"""Trains as a program that requires NCCL by name, as many do. It uses CPU tensors, so it cannot run with torch alone.
+With TUTTI_TAKE_OVER=nccl,gloo or under `tutti run` it runs unchanged.
 
     torchrun --nproc-per-node 2 nccl_by_name.py         or, starting its two ranks itself: nccl_by_name.py --spawn
 
---no-workers: the ranks read their data themselves, as spawned workers need seconds to load torch.
+--no-workers: the ranks read their data themselves, because spawned workers need seconds to load torch.
 """
 import os
 import sys
@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 
 def worker_ready(_):
-    """In a worker of the DataLoader, a process of its own."""
+    """Checks that NCCL is available in a worker of the DataLoader, which is a separate process."""
     assert dist.is_nccl_available()
 
 

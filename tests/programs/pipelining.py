@@ -1,4 +1,4 @@
-"""A transformer cut into stages, each on its rank or two of them, trained through one of torch's pipeline schedules.
+"""Trains a transformer in stages, one or two on each rank, by one of torch's pipeline schedules.
 
     torchrun --nproc-per-node 2 pipelining.py --backend tutti --schedule 1F1B
 """
@@ -15,7 +15,7 @@ WORDS, LENGTH, WIDTH, HEADS, LAYERS, ROWS, MICROBATCHES = 40, 12, 32, 4, 8, 16, 
 
 
 class Stage(nn.Module):
-    """Some layers of the whole model; the first stage has the embedding, too, and the last the output."""
+    """Some layers of the whole model. The first stage also has the embedding, and the last one the output layer."""
 
     def __init__(self, number, count):
         super().__init__()
@@ -47,8 +47,8 @@ def text(step):
 
 
 def make(name):
-    """The schedule, this rank's part of the model, and whether that has the first and the last stage. Schedules of
-    several stages have two on each rank here, in the shape of a loop or of a V."""
+    """Returns the schedule, this rank's stages, and whether they include the first and the last one. A schedule for
+    several stages on a rank has two here, placed in a loop or in a V."""
     kind, rank, size = get_schedule_class(name), dist.get_rank(), dist.get_world_size()
     count = 2 * size if issubclass(kind, PipelineScheduleMulti) else size
     second = count - 1 - rank if name in ("ZBVZeroBubble", "DualPipeV") else rank + size

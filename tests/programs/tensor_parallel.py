@@ -1,5 +1,5 @@
-"""A transformer divided twice: its layers among the ranks of a row of the mesh (tensor and sequence parallel, down to
-the loss over a divided vocabulary), what is left of them among the rows (fully sharded data parallel).
+"""Trains a transformer that is divided twice. The ranks of a row of the mesh divide each layer (tensor and sequence
+parallelism, with the loss over a divided vocabulary). The rows shard these parts (fully sharded data parallelism).
 
     torchrun --nproc-per-node 4 tensor_parallel.py --backend tutti --tensor 2
 """
@@ -65,7 +65,7 @@ class Transformer(nn.Module):
 
 
 def divide(model, mesh):
-    """Between the layers every rank of a row holds a piece of each sequence."""
+    """Divides the model, and returns it. Between the layers each rank of a row has a piece of each sequence."""
     gather = dict(input_layouts=(Shard(1),), desired_input_layouts=(Replicate(),))
     parallelize_module(model, mesh["tensor"], {
         "words": RowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(1)),
@@ -84,7 +84,7 @@ def divide(model, mesh):
 
 
 def text(step, mesh):
-    """The words of this row of the mesh: each is the one before plus a stride of its sequence."""
+    """Returns the words of this row of the mesh. Each word is the one before it plus the stride of its sequence."""
     generator = torch.Generator().manual_seed(step)
     first, stride = torch.randint(WORDS, (ROWS, 1), generator=generator), torch.randint(1, 5, (ROWS, 1),
                                                                                        generator=generator)
@@ -113,7 +113,7 @@ def train(mesh, steps):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--backend", default="tutti")
-    parser.add_argument("--tensor", type=int, default=2, help="how many ranks share a layer")
+    parser.add_argument("--tensor", type=int, default=2, help="the number of ranks that divide a layer")
     parser.add_argument("--steps", type=int, default=6)
     options = parser.parse_args()
     dist.init_process_group(options.backend)

@@ -1,4 +1,5 @@
-"""DeepSpeed under Accelerate, which passes the backend's name on: `torchrun accelerate_deepspeed.py BACKEND FOLDER`."""
+"""Trains with DeepSpeed under Accelerate, which passes the backend's name on:
+`torchrun accelerate_deepspeed.py BACKEND FOLDER`."""
 import os
 import sys
 
@@ -27,7 +28,8 @@ def trained(backend, stage):
 
 
 def main(backend, folder):
-    os.environ["ACCELERATE_USE_DEEPSPEED"] = "true"         # as `accelerate launch --use_deepspeed` sets it
+    # `accelerate launch --use_deepspeed` sets this variable.
+    os.environ["ACCELERATE_USE_DEEPSPEED"] = "true"
     torch.set_num_threads(1)
     results = {"ZeRO-3": trained(backend, 3), "in one process": in_one_process(dist.get_world_size(), STEPS)}
     save(folder, results | {"groups": groups_in_use()})

@@ -1,4 +1,4 @@
-"""A program on Accelerate with two ranks, which prepares and trains, gathers, saves and loads.
+"""Trains with Accelerate on two ranks, runs its operations, and saves and loads its state.
 
     torchrun accelerate_training.py BACKEND FOLDER
 
@@ -43,17 +43,18 @@ def prepared(accelerator):
 
 
 def trained(**options):
-    """`prepare` broadcasts the parameters of rank 0 and wraps the model for data parallelism."""
+    """Trains a model after `prepare`, which broadcasts the parameters of rank 0 and wraps it for data parallelism."""
     accelerator = fresh(**options)
     return train(accelerator, *prepared(accelerator))
 
 
 def hooked(hook, **state):
-    """Gradients in another form on their way."""
+    """Trains with a communication hook, which sends gradients in another form."""
     return trained(kwargs_handlers=[DistributedDataParallelKwargs(comm_hook=hook, comm_state_option=state)])
 
 
 def resumed(folder):
+    """Trains two steps, saves, trains two other steps, loads, and trains to the end."""
     accelerator = fresh()
     model, optimizer = prepared(accelerator)
     train(accelerator, model, optimizer, range(2))
@@ -86,7 +87,7 @@ def triggered(accelerator):
 
 
 def evaluated():
-    """A data set that the ranks cannot share evenly: gather_for_metrics must drop what was padded."""
+    """Gathers a data set that the ranks cannot share evenly: gather_for_metrics must drop the padding."""
     accelerator = fresh()
     numbers = torch.utils.data.TensorDataset(torch.arange(22))
     loader = accelerator.prepare(torch.utils.data.DataLoader(numbers, batch_size=4))
@@ -94,7 +95,7 @@ def evaluated():
 
 
 def shuffled():
-    """Rank 0's random state decides the order of all; and a loader of which rank 0 alone reads the data."""
+    """Gathers data that is shuffled by the random state of rank 0: read by all ranks, then by rank 0 alone."""
     set_seed(3)
     numbers = torch.utils.data.TensorDataset(torch.arange(24))
     found = []

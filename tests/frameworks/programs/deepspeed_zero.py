@@ -1,5 +1,5 @@
-"""Trains small models with DeepSpeed on two ranks, each way DeepSpeed has of sharing the work, and saves what came of
-it: `torchrun deepspeed_zero.py BACKEND FOLDER`.
+"""Trains small models with DeepSpeed on two ranks, by each of its kinds of parallelism, and saves the results:
+`torchrun deepspeed_zero.py BACKEND FOLDER`.
 
 The backend's name is given to deepspeed.init_distributed and nowhere else. The optimizers are torch's, because
 DeepSpeed's own would have to be compiled first.
@@ -22,7 +22,7 @@ def configuration(stage, **more):
 
 
 def parameters_of(engine):
-    """All of them, whole, on every rank; with ZeRO-3 no rank has them otherwise."""
+    """Returns all parameters, gathered on every rank, because with ZeRO-3 a rank has only a part of them."""
     with deepspeed.zero.GatheredParameters(list(engine.module.parameters())):
         return flat(engine.module.parameters())
 
@@ -43,7 +43,7 @@ def train(engine, steps=range(STEPS)):
 
 
 def clipped(stage):
-    """Several batches for each step, and the norm of the whole gradient, which no rank has."""
+    """Trains with two batches in each step, and clips by the norm of the whole gradient, which no rank has."""
     return train(start(stage, gradient_clipping=0.01, gradient_accumulation_steps=2))
 
 
@@ -52,7 +52,7 @@ def half(stage):
 
 
 def resumed(stage, folder):
-    """The second half of the training by an engine that has loaded what the engine of the first half saved."""
+    """Trains the first half, saves, and trains the second half by another engine that has loaded the checkpoint."""
     engine = start(stage)
     train(engine, range(2))
     engine.save_checkpoint(folder)
@@ -62,7 +62,7 @@ def resumed(stage, folder):
 
 
 def experts():
-    """A mixture of experts, one on each rank: all_to_all forth and back."""
+    """Trains a mixture of experts, one on each rank, with all_to_all there and back."""
     from deepspeed.moe.layer import MoE
     from deepspeed.moe.utils import split_params_into_different_moe_groups_for_optimizer as split
     torch.manual_seed(7)
@@ -87,7 +87,7 @@ def experts():
 
 
 def pipeline():
-    """Two stages, one on each rank, and four batches in flight."""
+    """Trains a pipeline of two stages, one on each rank, with four batches in each step."""
     from deepspeed.pipe import PipelineModule
     model = PipelineModule(layers=list(network()), num_stages=2, loss_fn=lambda output, _: loss_of(output),
                            partition_method="uniform")
@@ -100,7 +100,7 @@ def pipeline():
 
 
 def sequences():
-    """Ulysses: attention over a sequence whose halves lie on two ranks; its output and its gradient."""
+    """Returns output and gradient of attention by Ulysses, over a sequence of which each rank has a half."""
     from deepspeed.sequence.layer import DistributedAttention
 
     def attention(query, key, value, *_, **__):

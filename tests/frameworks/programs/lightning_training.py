@@ -1,4 +1,4 @@
-"""Lightning's Fabric and Trainer on two ranks: `torchrun lightning_training.py BACKEND FOLDER`.
+"""Trains with Lightning's Fabric and Trainer on two ranks: `torchrun lightning_training.py BACKEND FOLDER`.
 
 The backend's name is given to their strategies.
 """
@@ -16,7 +16,8 @@ from outcome import groups_in_use, save
 from training import batch, flat, in_one_process, loss_of, network, stochastic_descent
 
 STEPS = 4
-PLACE = {"accelerator": "cpu", "devices": int(os.environ["LOCAL_WORLD_SIZE"]),          # as torchrun has started us
+# torchrun has started the ranks, and sets these variables.
+PLACE = {"accelerator": "cpu", "devices": int(os.environ["LOCAL_WORLD_SIZE"]),
          "num_nodes": int(os.environ["GROUP_WORLD_SIZE"])}
 
 
@@ -55,7 +56,7 @@ def fit(backend, folder):
 
 
 def fabric(backend):
-    """Its training, and its operations with values that differ between the ranks."""
+    """Trains with Fabric, and runs its operations with values that differ between the ranks. Returns both results."""
     tool = lightning.Fabric(**PLACE, strategy=FabricStrategy(process_group_backend=backend))
     tool.launch()
     model = network()
@@ -65,14 +66,15 @@ def fabric(backend):
         tool.backward(loss_of(model(batch(step, tool.global_rank))))
         optimizer.step()
     mine = torch.arange(3.0) + tool.global_rank
-    with tool.rank_zero_first():                            # makes a group of gloo's and ends it again
+    # This makes a group on gloo, and destroys it.
+    with tool.rank_zero_first():
         pass
     return flat(model.parameters()), {"gather": tool.all_gather(mine), "broadcast": tool.broadcast([tool.global_rank]),
                                       **{op: tool.all_reduce(mine.clone(), reduce_op=op) for op in ("sum", "mean")}}
 
 
 def sharded(backend):
-    """The strategy for device meshes, with which Fabric shards a model by FSDP2."""
+    """Trains with the strategy for device meshes, with which Fabric shards a model by FSDP2."""
     def shard(model, mesh):
         torch.distributed.fsdp.fully_shard(model, mesh=mesh["data_parallel"])
         return model

@@ -3,11 +3,11 @@
 
 After each kill the other replicas must commit a step without it, in the same processes. In the end all replicas that
 have committed a step together must have had the same parameters after it. Prints for each kill the time from the death
-to the next committed step, on the survivor that is last, and in what it was spent. Nothing is judged by time.
+to the next committed step, on the last survivor, and the parts of this time. Nothing is judged by time.
 
-The lighthouse of torchft does not learn of a death. It goes on without a replica that has sent no heartbeat for
-HEARTBEAT_MS, so this is most of the time. join_timeout_ms, which ends its wait for a replica that is only late, stays
-long: it counts from the first that waits, so a short one excludes a replica of the next step, too, and so on.
+The lighthouse of torchft gets no report of a death. It excludes a replica that has sent no heartbeat for HEARTBEAT_MS,
+which is most of the time. join_timeout_ms, after which the lighthouse excludes a replica that is only late, is long
+here. It counts from the first replica that waits, so a short one would also exclude a replica from each later step.
 """
 import os
 import random
@@ -19,20 +19,22 @@ from datetime import timedelta
 from multiprocessing import get_context
 from multiprocessing.connection import wait
 
-os.environ |= {"RUST_LOG": "error", "TORCH_CPP_LOG_LEVEL": "ERROR"}         # both are read when torchft is imported
+# torchft reads both when it is imported.
+os.environ |= {"RUST_LOG": "error", "TORCH_CPP_LOG_LEVEL": "ERROR"}
 
 from torchft.coordination import LighthouseServer  # noqa: E402
 from torchft_training import train  # noqa: E402
 
 REPLICAS = {0, 1, 2}
 LIMIT_S = 240
-MARGIN = 50                             # the last step is so many ahead, lest a replica is beyond it already
+# The last step is this number of steps ahead, so that no replica is beyond it already.
+MARGIN = 50
 context = get_context("forkserver")
 context.set_forkserver_preload(["torch_tutti", "torchft"])
 
 
 class Job:
-    """The replicas, and by replica what they have committed since the last death."""
+    """The replicas, and the steps that each has committed since the last death."""
 
     def __init__(self, backend, heartbeat_ms):
         self.lighthouse = LighthouseServer(bind="[::]:0", min_replicas=1, heartbeat_timeout_ms=heartbeat_ms,
@@ -40,7 +42,8 @@ class Job:
         self.backend, self.heartbeat = backend, timedelta(milliseconds=heartbeat_ms / 10)
         self.last = context.RawValue("q", 2 ** 62)
         self.processes, self.pipes, self.committed = {}, {}, {}
-        self.parameters = defaultdict(set)                  # by step and members
+        # {(step, *members): checksums of the parameters}
+        self.parameters = defaultdict(set)
         for replica in REPLICAS:
             self.start(replica)
 
@@ -53,7 +56,7 @@ class Job:
         reports.close()
 
     def read(self, seconds):
-        """The reports that have come, at most one of each replica. A pipe ends with its replica."""
+        """Waits up to `seconds` for reports, and reads at most one of each replica. A pipe ends with its replica."""
         for pipe in wait(self.pipes.values(), timeout=seconds):
             replica = next(replica for replica, its in self.pipes.items() if its is pipe)
             try:
@@ -73,7 +76,7 @@ class Job:
             assert not ended, f"{what}: replicas {ended} have ended; last: {self.latest()}"
 
     def read_for(self, seconds):
-        """Ends at any moment of a step."""
+        """Reads reports for this time, which ends at a random moment of a step."""
         until = time.monotonic() + seconds
         while (left := until - time.monotonic()) > 0:
             self.read(left)
@@ -82,17 +85,17 @@ class Job:
         return {replica: reports[-1] for replica, reports in self.committed.items() if reports}
 
     def await_all(self):
-        """Until every replica has committed a step together with all others."""
+        """Reads reports until every replica has committed a step together with all others."""
         self.read_until(lambda: self.latest().keys() == REPLICAS and all(
             set(report.members) == REPLICAS for report in self.latest().values()), "joining")
 
     def first_without(self, victim, replica, died):
-        """The replica's first step after the death that is committed without the victim, if there is one."""
+        """Returns the replica's first step after the death that is committed without the victim, or None."""
         return next((report for report in self.committed[replica]
                      if report.at > died and victim not in report.members), None)
 
     def kill(self, victim):
-        """The time of the death, and each survivor's first step after it."""
+        """Kills a replica. Returns the time of the death, and each survivor's first step after it."""
         died = time.monotonic()
         self.processes.pop(victim).kill()
         survivors, self.committed = dict(self.processes), {replica: [] for replica in REPLICAS}
@@ -101,7 +104,7 @@ class Job:
         return died, [self.first_without(victim, one, died) for one in survivors]
 
     def finish(self):
-        """Every replica ends after the same step."""
+        """Makes every replica end after the same step."""
         self.last.value = max(report.step for report in self.latest().values()) + MARGIN
         self.read_until(lambda: not self.pipes, "the last step")
         for process in self.processes.values():
@@ -112,9 +115,9 @@ class Job:
 
 
 def divided(died, report):
-    """In what the time from the death to the step was spent: in computing, before the replica comes to an all-reduce
-    that fails; in waiting for its error; in the end of this step and the search of torchft for the members of the next;
-    in joining their group; in the step. A replica that has no operation to wait for searches at once."""
+    """Returns the parts of the time from the death to the step: computing, until the replica calls an all-reduce that
+    fails; waiting for its error; the rest of this step and the search of torchft for the members of the next one;
+    joining their group; the step. A replica without an operation to wait for begins to search at once."""
     ends = {"computing": report.called, "error": report.failed, "search": report.joining, "joining": report.joined,
             "step": report.at}
     times, before = {"all": report.at - died}, died
@@ -135,7 +138,8 @@ def main(backend, kills, heartbeat_ms=250, seed=None):
     job = Job(backend, heartbeat_ms)
     job.await_all()
     for number in range(kills):
-        job.read_for(draw.uniform(2, 4) * heartbeat_ms / 1000)          # the lighthouse has forgotten the former death
+        # After this time the lighthouse no longer waits for the replica that was killed before.
+        job.read_for(draw.uniform(2, 4) * heartbeat_ms / 1000)
         victim = draw.choice(sorted(REPLICAS))
         died, steps = job.kill(victim)
         spent.append(divided(died, max(steps, key=lambda report: report.at)))
@@ -144,7 +148,7 @@ def main(backend, kills, heartbeat_ms=250, seed=None):
         job.await_all()
     job.finish()
     different = [step for step, its in job.parameters.items() if len(its) > 1]
-    assert not different, f"replicas had other parameters after these steps: {different}"
+    assert not different, f"replicas had different parameters after these steps: {different}"
     for name, of in (("median", statistics.median), ("largest", max)):
         show(name, {part: of([times[part] for times in spent]) for part in spent[0]})
     print(f"{kills} kills, {len(job.parameters)} steps, the same parameters after each, the same surviving processes")

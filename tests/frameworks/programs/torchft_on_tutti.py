@@ -19,10 +19,12 @@ class ProcessGroupTutti(ProcessGroupWrapper):
         return "torchft-tutti"
 
 
-class DistributedDataParallel(torchft.DistributedDataParallel):         # torchft 0.2.0 needs it, on every backend
+# torchft 0.2.0 needs this class on every backend.
+class DistributedDataParallel(torchft.DistributedDataParallel):
     @staticmethod
     def _comm_hook(manager, bucket):
-        manager.allreduce(bucket.buffer()).wait()       # after an error the manager does not commit the step
+        # After an error the manager does not commit the step.
+        manager.allreduce(bucket.buffer()).wait()
         done = torch.futures.Future()
         done.set_result(bucket.buffer())
         return done

@@ -1,7 +1,7 @@
-"""torchft's own tests of process groups, as they were released, with tutti in place of its gloo: `torchft_suite.py`.
+"""Runs torchft's released tests of process groups with tutti in place of gloo: `torchft_suite.py`.
 
-Every collective is tested, also the three that torchft leaves out for gloo. The tests list the words of gloo and NCCL
-for a rank that is gone, so those of tutti are added here.
+Every collective is tested, also the three that torchft leaves out for gloo. The tests expect the error texts of gloo
+and NCCL for a rank that is gone, so those of tutti are added here.
 """
 import sys
 import unittest
@@ -29,7 +29,8 @@ class MultiPgTest(OwnWords, released.MultiPgBaseTest):
 
     @classmethod
     def _create_pg(cls, backend):
-        return ProcessGroupTutti(timeout=timedelta(seconds=60))         # torchft's 1 s is too short on a busy machine
+        # torchft's 1 s is too short on a busy machine.
+        return ProcessGroupTutti(timeout=timedelta(seconds=60))
 
     @parameterized.expand(released._ALL_COLLECTIVES)
     def test_collective(self, collective):

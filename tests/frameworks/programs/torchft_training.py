@@ -1,4 +1,4 @@
-"""A replica of torchft's data parallelism. torchft_kills.py starts several of these and kills them.
+"""Trains as a replica of torchft's data parallelism. torchft_kills.py starts several replicas and kills them.
 
 It trains as a program of torchft does: a Manager finds the other replicas by the Lighthouse, and a step in which a
 replica dies is not committed. It reports every committed step.
@@ -13,15 +13,18 @@ import torch.distributed as dist
 import torchft
 from torchft_on_tutti import DistributedDataParallel, ProcessGroupTutti
 
-WIDTH, ROWS = 512, 256                  # a step computes so long that most deaths leave the others in an all-reduce
-LIMIT = timedelta(seconds=120)          # of each operation; a death ends it at once
+# A step computes so long that at most deaths the other replicas are in an all-reduce.
+WIDTH, ROWS = 512, 256
+# The timeout of each operation. A death ends an operation at once.
+LIMIT = timedelta(seconds=120)
 
 
 @dataclass
 class Committed:
-    """A step. The times are those of time.monotonic(), which all processes of a host share: when the last all-reduce
-    that failed was called and when it failed, when the present group began to join and had joined, and of the step.
-    The members are the numbers at the end of their replica_id, which torchft takes for their ranks."""
+    """A committed step. The times are those of time.monotonic(), which all processes of a host share. called, failed:
+    the call and the error of the last all-reduce that failed. joining, joined: the begin and the end of joining the
+    present group. at: the commit of the step. members: the numbers at the end of the replica_id of each, which torchft
+    uses as ranks."""
     step: int
     members: list
     parameters: int
@@ -99,9 +102,11 @@ def train(backend, replica, lighthouse, heartbeat, last, reports):
         hostname="localhost", heartbeat_interval=heartbeat, timeout=LIMIT, quorum_timeout=LIMIT)
     parallel, optimizer = DistributedDataParallel(manager, model), torchft.Optimizer(manager, descent)
     while manager.current_step() < last.value:
-        optimizer.zero_grad()                               # finds the members of this step
+        # zero_grad() finds the members of this step.
+        optimizer.zero_grad()
         loss_of(parallel, manager.current_step(), replica).backward()
-        step = manager.current_step()                       # a replica that joins gets it meanwhile
+        # A replica that joins gets the number of the step in the meantime.
+        step = manager.current_step()
         optimizer.step()
         if manager.current_step() > step:
             reports.send(Committed(step, group._global_ranks, checksum(model), manager.called, manager.failed,

@@ -1,7 +1,8 @@
-"""The Trainer of transformers on a small GPT-2: `torchrun transformers_trainer.py BACKEND FOLDER`.
+"""Trains a small GPT-2 with the Trainer of transformers: `torchrun transformers_trainer.py BACKEND FOLDER`.
 
-The group is made first, and the Trainer takes it. A backend "taken over" is one that the environment takes over: then
-the program makes no group, and the Trainer makes gloo's.
+The program makes the group, which the Trainer then uses. With the backend "taken over" it makes no group: the Trainer
+makes one on gloo, which tutti takes over by a variable of the environment. With the backend "name" the Trainer gets the
+name tutti, which it refuses.
 """
 import sys
 from pathlib import Path

@@ -1,7 +1,7 @@
-"""Released optimizers that look at whole tensors, on a small GPT-2: `torchrun whole_optimizers.py`.
+"""Trains a small GPT-2 with released optimizers that compute on whole tensors: `torchrun whole_optimizers.py`.
 
-Each trains under DistributedDataParallel on tutti and under each stage of torch_tutti.zero. Prints for each the largest
-difference of a parameter, relative to the largest change of any.
+Each optimizer runs under DistributedDataParallel on tutti and under each stage of torch_tutti.zero. Prints for each
+stage the largest difference of a parameter, divided by the largest change of a parameter.
 """
 import sys
 import types
@@ -58,7 +58,7 @@ def model_for(name):
 
 
 def train(name, options):
-    """Returns the parameters after training, without options with DistributedDataParallel."""
+    """Returns the parameters after training with zero, or with DistributedDataParallel if there are no options."""
     model = model_for(name)
     optimizer = OPTIMIZERS[name](p for p in model.parameters() if p.requires_grad)
     if options:

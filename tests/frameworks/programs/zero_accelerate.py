@@ -1,5 +1,5 @@
-"""A program of Accelerate with DistributedDataParallel, and the same with zero at each stage: saves the losses of each
-run and those after loading a saved state: `torchrun zero_accelerate.py BACKEND FOLDER`."""
+"""Trains with Accelerate, by DistributedDataParallel and by zero at each stage. Saves the losses of each run, and those
+after loading a saved state: `torchrun zero_accelerate.py BACKEND FOLDER`."""
 import os
 import sys
 

@@ -1,5 +1,5 @@
-"""A DeepSpeed script with deepspeed.initialize, and with zero.from_deepspeed and the same configuration: saves the
-losses of each run, and those after loading a checkpoint: `torchrun zero_deepspeed.py BACKEND FOLDER`."""
+"""Trains as a DeepSpeed script does, by deepspeed.initialize and by zero.from_deepspeed with the same configuration.
+Saves the losses of each run, and those after loading a checkpoint: `torchrun zero_deepspeed.py BACKEND FOLDER`."""
 import json
 import sys
 from pathlib import Path
@@ -16,13 +16,13 @@ STEPS, SAVED_AT = 50, 25
 SGD = {"type": "SGD", "params": {"lr": 0.1, "momentum": 0.9}}
 ADAM = {"type": "Adam", "params": {"lr": 0.01, "weight_decay": 0.1, "torch_adam": True}}
 DECAY = {"type": "WarmupDecayLR", "params": {"warmup_max_lr": 0.01, "warmup_num_steps": 5, "total_num_steps": 60}}
-# the stages of zero, the optimizer and more settings of each case
+# {case: (stages of zero, optimizer, further settings)}
 CASES = {"SGD": ((0, 1, 2, 3), SGD, {}), "bf16": ((3,), SGD, {"bf16": {"enabled": True}}),
          "Adam, clipped": ((2,), ADAM, {"gradient_clipping": 0.01, "scheduler": DECAY})}
 
 
 def write_config(folder, stage, optimizer, more):
-    """Writes a configuration such as those that are found in scripts, and returns its path."""
+    """Writes a configuration like those of existing scripts, and returns its path."""
     config = {"train_batch_size": 32, "train_micro_batch_size_per_gpu": 8, "gradient_accumulation_steps": 2,
               "steps_per_print": 2000, "zero_allow_untested_optimizer": True, "fp16": {"enabled": False},
               "zero_optimization": {"stage": stage, "overlap_comm": True, "contiguous_gradients": True,
@@ -34,7 +34,7 @@ def write_config(folder, stage, optimizer, more):
 
 
 def losses(engine, steps=range(STEPS), folder=None):
-    """Trains for these steps of two batches each, and saves before step SAVED_AT."""
+    """Trains for these steps of two batches each, saves before step SAVED_AT, and returns the losses."""
     found, kind = [], next(engine.module.parameters()).dtype
     for step in steps:
         if step == SAVED_AT and folder:

@@ -1,5 +1,5 @@
-"""Lightning's Trainer with DDPStrategy and with ZeroStrategy: saves the losses of each run, and those of a run that
-goes on from its checkpoint: `torchrun zero_lightning.py BACKEND FOLDER`."""
+"""Trains with Lightning's Trainer, by DDPStrategy and by ZeroStrategy. Saves the losses of each run, and those of a run
+that resumes from its checkpoint: `torchrun zero_lightning.py BACKEND FOLDER`."""
 import os
 import sys
 from pathlib import Path
@@ -15,7 +15,8 @@ from training import batch, flat, loss_of, network, stochastic_descent
 from torch_tutti.zero.lightning import ZeroStrategy
 
 STEPS, SAVED_AT = 50, 25
-PLACE = {"accelerator": "cpu", "devices": int(os.environ["LOCAL_WORLD_SIZE"]),          # as torchrun has started us
+# torchrun has started the ranks, and sets these variables.
+PLACE = {"accelerator": "cpu", "devices": int(os.environ["LOCAL_WORLD_SIZE"]),
          "num_nodes": int(os.environ["GROUP_WORLD_SIZE"])}
 WAYS = {"DDP": lambda: DDPStrategy(process_group_backend="tutti"),
         "stage 2": lambda: ZeroStrategy(stage=2, options={"ahead": True}),
@@ -43,7 +44,8 @@ class Model(lightning.LightningModule):
 
 
 class TwoOptimizers(Model):
-    automatic_optimization = False                          # Lightning demands it for several optimizers
+    # Lightning requires this for several optimizers.
+    automatic_optimization = False
 
     def configure_optimizers(self):
         return [stochastic_descent(self.network[0].parameters()), stochastic_descent(self.network[2].parameters())]
@@ -55,8 +57,8 @@ def loader(steps):
 
 
 def fit(strategy, folder, checkpoint=None, model=None, clip=100, batches=2):
-    """Trains for STEPS steps of so many batches each, and saves after SAVED_AT of them. Returns the losses, the
-    validation and the parameters."""
+    """Trains for STEPS steps of `batches` batches each, and saves every SAVED_AT steps. Returns the losses, the metrics
+    of the validation and the parameters."""
     saver = ModelCheckpoint(folder, "{step}", save_top_k=-1, every_n_train_steps=SAVED_AT)
     trainer = lightning.Trainer(**PLACE, strategy=strategy, max_steps=STEPS, callbacks=[saver], logger=False,
                                 gradient_clip_val=clip, accumulate_grad_batches=batches, enable_progress_bar=False,

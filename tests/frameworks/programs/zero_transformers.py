@@ -1,5 +1,6 @@
-"""The Trainer of transformers with DistributedDataParallel, and with zero at each stage: saves the losses and norms of
-each run and those of a run that goes on from its checkpoint: `torchrun zero_transformers.py BACKEND FOLDER`."""
+"""Trains with the Trainer of transformers, by DistributedDataParallel and by zero at two stages. Saves the losses and
+norms of each run, and those of a run that resumes from its checkpoint:
+`torchrun zero_transformers.py BACKEND FOLDER`."""
 import sys
 from pathlib import Path
 
