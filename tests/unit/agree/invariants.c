@@ -1,9 +1,9 @@
-/* What must hold in every state of the world (the invariants of backend/agree/agree.h), and states as bytes. */
+/* Checks the invariants of backend/agree/agree.h in a state of the world, and packs states into bytes. */
 #include "tests/unit/agree/world.h"
 #include <string.h>
 
 /* ---- invariants ---- */
-static bool same(const struct agree_cause *x, const struct agree_cause *y)
+static bool causes_equal(const struct agree_cause *x, const struct agree_cause *y)
 {
     return !agree_cause_precedes(x, y) && !agree_cause_precedes(y, x);
 }
@@ -14,16 +14,17 @@ static const char *check_decision(const struct world *w, const struct agree_caus
     if (found[0] != c->kind + 1 || found[1] != c->operation || found[2] != other + 1)
         return "I4: a cause that its reporter has not found";
     if (c->kind == AGREE_LOST && !w->dead[other] && !w->broke)
-        return "I5: a rank that lives, or has left, is called dead";
+        return "I5: a rank that lives, or has left, is reported as dead";
     if (c->kind == AGREE_LEFT_ALONE && !(w->left[other] && w->operation[other] < (int)c->operation))
-        return "I5: a rank that has not left, or did its part, is said to have left";
+        return "I5: a rank that has not left, or has done its part, is reported as left";
     if (c->kind == AGREE_DISAGREEMENT && c->calls[1].number
         && (c->calls[0].number != c->operation || c->calls[1].number != c->operation
             || c->calls[0].declaration[0] == c->calls[1].declaration[0]))
         return "I6: a disagreement without two calls that differ";
     return NULL;
 }
-static bool is_told(const struct world *w, int h)        /* and whoever has been told lives, or has left since */
+/* True if a rank of host h that lives, or that left after the decision, reports the decision of its host. */
+static bool host_reports_decision(const struct world *w, int h)
 {
     for (int r = 0; r < RANKS; r++)
         if (host(w, r) == h && (lives(w, r) || w->told[r]) && w->has_decision[h]) return true;
@@ -36,12 +37,14 @@ const char *world_check(const struct world *w, const struct scenario *s)
         if (broken) return broken;
     }
     for (int r = 0; r < RANKS; r++)
-        if (lives(w, r) && w->object[r].state == AGREE_OVER && !same(&w->object[r].held, &w->decision[host(w, r)]))
+        if (lives(w, r) && w->object[r].state == AGREE_OVER
+            && !causes_equal(&w->object[r].held, &w->decision[host(w, r)]))
             return "I1: two causes on one host";
     for (int h = 1; h < HOSTS && s->haste != HASTY && !w->broke; h++)
         for (int g = 0; g < h; g++)
-            if (is_told(w, g) && is_told(w, h) && !same(&w->decision[g], &w->decision[h]))
-                return "I2: two hosts tell two causes";
+            if (host_reports_decision(w, g) && host_reports_decision(w, h)
+                && !causes_equal(&w->decision[g], &w->decision[h]))
+                return "I2: two hosts report two causes";
     return NULL;
 }
 bool world_is_final(const struct world *w, const struct scenario *s)
@@ -55,7 +58,7 @@ bool world_is_final(const struct world *w, const struct scenario *s)
     }
     return over == living || resting == living;
 }
-/* Two ranks that have begun an operation and called different things; and one of them is still there. */
+/* True if two ranks have begun an operation with different calls, and at least one of them lives. */
 static bool disagrees(const struct world *w, const struct scenario *s)
 {
     for (int r = 0; r < RANKS; r++)
@@ -74,18 +77,18 @@ const char *world_check_final(const struct world *w, const struct scenario *s)
         if (!lives(w, r)) continue;
         const struct agree_cause *decision = &w->decision[host(w, r)];
         if (w->object[r].state != AGREE_OVER && !differ) continue;
-        if (w->object[r].state != AGREE_OVER) return "I6: ranks differ, and one is not told";
+        if (w->object[r].state != AGREE_OVER) return "I6: ranks differ, and one does not report it";
         if (harmless && equal) return "I5: a failure without a reason";
         if (harmless && differ && decision->kind != AGREE_DISAGREEMENT)
-            return "I6: ranks differ, and another cause is told";
+            return "I6: ranks differ, and another cause is reported";
         if (harmless && differ && s->haste != HASTY && !decision->calls[1].number && lives(w, decision->other))
-            return "I6: a disagreement without the words of the other";
+            return "I6: a disagreement without the call of the other rank";
     }
     return NULL;
 }
 
 /* ---- states as bytes ---- */
-/* Eight words at a time: a byte that says which are not zero, and those. */
+/* Eight words are packed together: a byte whose bits show which words are not zero, and then those words. */
 static bool is_zero(const uint64_t words[8])
 {
     return !(words[0] | words[1] | words[2] | words[3] | words[4] | words[5] | words[6] | words[7]);

@@ -1,21 +1,26 @@
-/* Explicit-state search of the world of world.h: breadth first, so what it finds wrong is shown in the fewest steps.
-   A state is kept as a hash of 64 bits, its predecessor and the event between them; states in full are kept for two
-   levels only. That nobody hangs (I8) is a property of the graph: from each state a final one can be reached without
-   another fault. Timers and links are fair, so what can always be reached is reached. */
+/* Searches the states of the world of world.h, breadth first, so that the trace of a mistake has the fewest steps. A
+   state is stored as a hash of 64 bits, its predecessor and the event between them; only the states of two levels are
+   stored in full. That no rank hangs (I8) is a property of the graph: from each state a final one can be reached
+   without another fault. Timers and links are fair, so a state that can always be reached is reached in the end. */
 #include "tests/support/exploration.h"
 #include "tests/unit/agree/world.h"
 #include <stdlib.h>
 #include <string.h>
 
-enum { MOST_BYTES = sizeof(struct world) / 8 * 9 + 64 };                /* a state that is packed, at most */
+/* No packed state has more bytes. */
+enum { MOST_BYTES = sizeof(struct world) / 8 * 9 + 64 };
+/* All states that were found, by number. `ends`: the state is final or leads to a final one. `table` finds a state by
+   its hash, and has 1 + the number of the state. */
 struct states {
     uint64_t *hashes;
-    uint32_t *parents, *table;                          /* table: 1 + state */
+    uint32_t *parents, *table;
     struct event *events;
-    bool *ends;                                         /* final, or leads there */
+    bool *ends;
     size_t count, room, slots;
 };
+/* The transitions that are no faults. */
 struct edges { uint32_t *from, *to; size_t count, room; };
+/* The packed states of one depth, with the number and the bytes of each. */
 struct level { unsigned char *bytes; uint32_t *state, *sizes; size_t used, room, count, states_room; };
 struct search {
     const struct scenario *scenario;
@@ -61,7 +66,7 @@ static void states_grow(struct states *s)
         s->table[at] = (uint32_t)i + 1;
     }
 }
-/* true: it is new */
+/* Adds a state, unless it is known, and sets *out to its number. Returns true if it is new. */
 static bool states_add(struct states *s, uint64_t hash, uint32_t parent, struct event event, uint32_t *out)
 {
     if (s->count == s->room) states_grow(s);
@@ -100,7 +105,7 @@ static void level_add(struct level *l, const unsigned char *bytes, size_t count,
     l->state[l->count++] = state;
 }
 
-/* ---- telling ---- */
+/* ---- reports ---- */
 static void print_trace(const struct search *x, uint32_t state, const struct event *last)
 {
     struct event path[512];
@@ -173,7 +178,8 @@ static bool explore(struct search *x)
     }
     return true;
 }
-/* Levels were numbered as they came, so most edges lead to higher numbers and few passes are needed. */
+/* True if a final state can be reached from every state. Most edges lead to states with higher numbers, so few passes
+   from the last edge to the first suffice. */
 static bool all_end(struct search *x)
 {
     bool *ends = x->states.ends;
@@ -183,7 +189,7 @@ static bool all_end(struct search *x)
             if (ends[x->edges.to[i]] && !ends[x->edges.from[i]]) changed = ends[x->edges.from[i]] = true;
     }
     for (uint32_t i = 0; i < x->states.count; i++)
-        if (!ends[i]) { report(x, "I8: from here on somebody hangs", i, NULL); return false; }
+        if (!ends[i]) { report(x, "I8: from here on a rank hangs", i, NULL); return false; }
     return true;
 }
 static void search_finish(struct search *x)
@@ -202,13 +208,14 @@ static void search_finish(struct search *x)
     }
 }
 
-/* ---- what is explored ---- */
+/* ---- scenarios ---- */
 #define SAME(a, b) { { a, b, END }, { a, b, END }, { a, b, END }, { a, b, END } }
 #define TWO { 0, 0, 1, 1 }
 #define TURNS { 0, 1, 1, 0 }
 #define THREE { 0, 1, 2, -1 }
 #define UNEVEN { 0, 1, 2, 2 }
-/* Programs of ranks 0 to 3; deaths, aborts, broken links, lost messages, stopped ranks; whether who is told leaves. */
+/* After the name: the host of each rank; the programs of ranks 0 to 3; the most deaths, aborts, broken links, lost
+   messages and stopped ranks; whether a rank may leave after a failure; which timers may expire early. */
 static const struct scenario scenarios[] = {
     { "all agree", TWO, SAME(BOTH, BOTH), 0, 0, 0, 0, 0, 0, PATIENT },
     { "both hosts wait", TWO, { { UP, END }, { UP, END }, { DOWN, END }, { DOWN, END } }, 0, 0, 0, 0, 0, 0, PATIENT },

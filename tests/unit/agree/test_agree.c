@@ -1,11 +1,11 @@
-/* The wire form against bad input, and the times of agree.h with a clock that the test moves: who asks when, when a
-   disagreement is known everywhere, and how long a rank waits for hosts that do not answer. */
+/* The wire form refuses invalid input. The times of agree.h are tested with a clock that the test sets: when a rank
+   asks, when all ranks know of a disagreement, and how long a rank waits for hosts that do not answer. */
 #include "backend/agree/agree.h"
 #include "include/tutti.h"
 #include "tests/support/unit.h"
 
 enum { RANKS = 4, HOSTS = 2, QUEUE = 256, DELAY_MS = 1, BEGIN_MS = 1000 };
-static const int host_of[RANKS] = { 0, 1, 0, 1 };                      /* round robin */
+static const int host_of[RANKS] = { 0, 1, 0, 1 };
 
 /* ---- the wire form ---- */
 static uint64_t random_state;
@@ -15,7 +15,7 @@ static uint64_t random_next(void)
     random_state ^= random_state >> 7;
     return random_state ^= random_state << 17;
 }
-static struct agree_message a_failure(void)
+static struct agree_message failure_message(void)
 {
     struct agree_message m;
     memset(&m, 0, sizeof m);
@@ -31,10 +31,10 @@ static struct agree_message a_failure(void)
         m.cause.calls[i].fingerprint = 100 + (uint64_t)i;
         memset(m.cause.calls[i].declaration, 'a' + i, sizeof m.cause.calls[i].declaration);
     }
-    strcpy(m.cause.detail, "what the engine says");
+    strcpy(m.cause.detail, "the text of the engine");
     return m;
 }
-static struct agree_message a_question(void)
+static struct agree_message ask_message(void)
 {
     struct agree_message m;
     memset(&m, 0, sizeof m);
@@ -43,10 +43,10 @@ static struct agree_message a_question(void)
     m.calls[0].fingerprint = 100;
     return m;
 }
-static void test_what_is_encoded_is_decoded(void **state)
+static void test_message_is_decoded_as_it_was_encoded(void **state)
 {
     (void)state;
-    struct agree_message messages[] = { a_failure(), a_question() }, back;
+    struct agree_message messages[] = { failure_message(), ask_message() }, back;
     unsigned char wire[AGREE_WIRE_BYTES];
     for (int i = 0; i < 2; i++) {
         agree_message_encode(&messages[i], wire);
@@ -58,11 +58,11 @@ static void test_what_is_encoded_is_decoded(void **state)
         assert_false(agree_message_decode(wire, sizeof wire, RANKS, &back));
     }
 }
-static void test_the_bytes_are_those_of_version_2(void **state)
+static void test_message_has_the_bytes_of_version_2(void **state)
 {
     (void)state;
     static const unsigned char expected[] = { 2, 0, AGREE_FAIL, 0, 1, 0, 0, 0 };
-    struct agree_message m = a_failure();
+    struct agree_message m = failure_message();
     unsigned char wire[AGREE_WIRE_BYTES];
     agree_message_encode(&m, wire);
     assert_memory_equal(wire, expected, sizeof expected);
@@ -79,33 +79,35 @@ static void message_expect_refused(const struct agree_message *m)
     assert_memory_equal(&back, &untouched, sizeof back);
 }
 #define REFUSE(make, change) do { struct agree_message m = make(); change; message_expect_refused(&m); } while (0)
-static void test_what_no_rank_says_is_refused(void **state)
+static void test_message_that_no_rank_can_send_is_refused(void **state)
 {
     (void)state;
-    REFUSE(a_failure, m.kind = AGREE_MESSAGES);
-    REFUSE(a_failure, m.decided = 2);
-    REFUSE(a_question, m.decided = 1);
-    REFUSE(a_failure, m.cause.kind = AGREE_KINDS);
-    REFUSE(a_failure, m.cause.kind = -1);
-    REFUSE(a_failure, m.cause.status = TUTTI_OK);
-    REFUSE(a_failure, m.cause.reporter = RANKS);
-    REFUSE(a_failure, m.cause.reporter = -1);
-    REFUSE(a_failure, m.cause.other = RANKS);
-    REFUSE(a_failure, m.cause.other = -1);              /* a disagreement is with somebody */
-    REFUSE(a_failure, m.cause.operation = 0);
-    REFUSE(a_failure, m.cause.operation = UINT64_MAX);
-    REFUSE(a_failure, m.cause.calls[1].number = UINT64_MAX);
-    REFUSE(a_failure, memset(m.cause.detail, 'x', sizeof m.cause.detail));
-    REFUSE(a_question, m.calls[0].number = UINT64_MAX);
+    REFUSE(failure_message, m.kind = AGREE_MESSAGES);
+    REFUSE(failure_message, m.decided = 2);
+    REFUSE(ask_message, m.decided = 1);
+    REFUSE(failure_message, m.cause.kind = AGREE_KINDS);
+    REFUSE(failure_message, m.cause.kind = -1);
+    REFUSE(failure_message, m.cause.status = TUTTI_OK);
+    REFUSE(failure_message, m.cause.reporter = RANKS);
+    REFUSE(failure_message, m.cause.reporter = -1);
+    REFUSE(failure_message, m.cause.other = RANKS);
+    /* A disagreement must name the other rank. */
+    REFUSE(failure_message, m.cause.other = -1);
+    REFUSE(failure_message, m.cause.operation = 0);
+    REFUSE(failure_message, m.cause.operation = UINT64_MAX);
+    REFUSE(failure_message, m.cause.calls[1].number = UINT64_MAX);
+    REFUSE(failure_message, memset(m.cause.detail, 'x', sizeof m.cause.detail));
+    REFUSE(ask_message, m.calls[0].number = UINT64_MAX);
 }
-/* Whatever bytes come: what is accepted is in range, and an object that is given it stays sound. */
-static void test_any_bytes(void **state)
+/* Messages with random bytes: the fields of an accepted message are in range, and a rank that handles it sends messages
+   only to the other host. */
+static void test_random_bytes_are_refused_or_handled(void **state)
 {
     (void)state;
     struct agree_peer peers[RANKS];
     int hosts[HOSTS];
     struct agree_layout layout = { 0, RANKS, HOSTS, host_of, peers, hosts };
-    struct agree_message good[] = { a_failure(), a_question() }, m;
+    struct agree_message good[] = { failure_message(), ask_message() }, m;
     struct agree a;
     unsigned char wire[AGREE_WIRE_BYTES];
     int accepted = 0, to;
@@ -126,8 +128,10 @@ static void test_any_bytes(void **state)
     assert_true(accepted > 10000 && accepted < 190000);
 }
 
-/* ---- ranks, hosts and links in a time of their own ---- */
+/* ---- ranks, hosts and links with a simulated clock ---- */
 struct queued_message { int from, to; int64_t at_ms; struct agree_message message; };
+/* The simulated ranks, the records of their hosts and the messages on their links. `over_ms`: when a rank reached OVER.
+   `asked`: the number of ASK messages. */
 static struct {
     int64_t now_ms;
     struct agree ranks[RANKS];
@@ -139,7 +143,8 @@ static struct {
     struct queued_message messages[QUEUE];
     int count, asked;
 } w;
-static void rank_write_records(int r)                               /* what a caller does after each input */
+/* Does what agree.h asks of a caller after each input: writes the records and sends the messages. */
+static void rank_write_records(int r)
 {
     struct agree *a = &w.ranks[r];
     int h = host_of[r], to;
@@ -170,7 +175,9 @@ static void messages_deliver(void)
         rank_write_records(queued.to);
     }
 }
-static void time_pass(int64_t until_ms)                      /* ranks look at words and clock every millisecond */
+/* Moves the clock on. Ranks that are not stopped read the clock and the records, and get their messages, every
+   millisecond. */
+static void time_pass(int64_t until_ms)
 {
     for (; w.now_ms < until_ms; w.now_ms++) {
         for (int r = 0; r < RANKS; r++) {
@@ -208,7 +215,7 @@ static void rank_begin_call(int r, uint64_t number, uint64_t fingerprint, int wa
 }
 static void abort_group(int r)
 {
-    struct agree_cause cause = a_failure().cause;
+    struct agree_cause cause = failure_message().cause;
     cause.kind = AGREE_ABORTED;
     cause.status = TUTTI_ABORTED;
     cause.reporter = r;
@@ -221,7 +228,7 @@ static void assert_over(int r, int64_t within_ms)
     assert_int_equal(w.ranks[r].state, AGREE_OVER);
     assert_in_range(w.over_ms[r] - BEGIN_MS, 0, within_ms);
 }
-static void test_nobody_asks_within_50_ms(void **state)
+static void test_rank_asks_after_waiting_for_50_ms(void **state)
 {
     (void)state;
     rank_begin_call(0, 1, 5, 1);
@@ -229,19 +236,22 @@ static void test_nobody_asks_within_50_ms(void **state)
     assert_int_equal(w.asked, 0);
     time_pass(BEGIN_MS + 52);
     assert_int_equal(w.asked, 1);
-    agree_set_waiting(&w.ranks[0], 1, false);                  /* it has come */
+    /* The message of rank 1 has arrived. */
+    agree_set_waiting(&w.ranks[0], 1, false);
     time_pass(BEGIN_MS + 5000);
     assert_int_equal(w.asked, 1);
 }
-static void test_who_waits_long_asks_more_seldom(void **state)
+static void test_waiting_rank_asks_at_growing_intervals(void **state)
 {
     (void)state;
     rank_begin_call(0, 1, 5, 1);
-    time_pass(BEGIN_MS + 10000);                             /* after 50, 150, 350, 750 ms, then each 400 */
+    /* Rank 0 asks after 50, 150, 350 and 750 ms, then every 400 ms. */
+    time_pass(BEGIN_MS + 10000);
     assert_in_range(w.asked, 20, 28);
-    assert_int_equal(w.ranks[0].state, AGREE_RUNS);     /* rank 1 is late, and no more */
+    /* That rank 1 is late is no failure. */
+    assert_int_equal(w.ranks[0].state, AGREE_RUNS);
 }
-/* Nobody sends anything: each waits for the other. */
+/* No rank sends a first message: ranks 0 and 1 wait for each other, and so do 2 and 3. */
 static void test_silent_disagreement_is_known_within_a_second(void **state)
 {
     (void)state;
@@ -258,7 +268,8 @@ static void test_silent_disagreement_is_known_within_a_second(void **state)
         assert_int_equal(c->reporter, w.ranks[0].held.reporter);
     }
 }
-/* The worst case: rank 1 has long been asked in vain when it begins, and asks nobody itself. */
+/* The worst case: rank 0 has waited so long that it asks only every 400 ms when rank 1 begins, and rank 1 does not ask
+   itself. */
 static void test_late_disagreement_is_known_within_a_second(void **state)
 {
     (void)state;
@@ -284,7 +295,7 @@ static void test_suspect_that_does_not_answer_is_accused(void **state)
     assert_int_equal(w.ranks[0].held.calls[1].fingerprint, 6);
     assert_int_equal(w.ranks[0].held.calls[0].declaration[0], 5);
 }
-static void test_first_message_too_early_is_told_again(void **state)
+static void test_first_message_before_the_operation_is_reported_again(void **state)
 {
     (void)state;
     assert_false(agree_on_first_message(&w.ranks[0], 1, 1, 6));
@@ -292,10 +303,10 @@ static void test_first_message_too_early_is_told_again(void **state)
     assert_true(agree_on_first_message(&w.ranks[0], 1, 1, 6));
     assert_false(agree_try_end_operation(&w.ranks[0], 1));
 }
-/* Rank 0 is far ahead of what rank 1 asks about. */
+/* Rank 0 has ended operations 1 to 6 and gets a question of rank 1 about one operation. */
 static void answer_about(uint64_t number, uint64_t fingerprint)
 {
-    struct agree_message m = a_question();
+    struct agree_message m = ask_message();
     for (uint64_t n = 1; n <= 6; n++) {
         rank_begin_call(0, n, 50 + n, -1);
         assert_true(agree_try_end_operation(&w.ranks[0], n));
@@ -304,7 +315,7 @@ static void answer_about(uint64_t number, uint64_t fingerprint)
     m.calls[0].fingerprint = fingerprint;
     agree_handle_message(&w.ranks[0], 1, &m);
 }
-static void test_the_last_four_operations_are_compared(void **state)
+static void test_last_four_operations_are_compared(void **state)
 {
     (void)state;
     answer_about(3, 99);
@@ -313,11 +324,11 @@ static void test_the_last_four_operations_are_compared(void **state)
     assert_int_equal(w.ranks[0].held.calls[0].fingerprint, 53);
     assert_int_equal(w.ranks[0].held.calls[1].fingerprint, 99);
 }
-/* What differs later differs because of it. */
-static void test_the_first_difference_is_told(void **state)
+/* Operations 4, 5 and 6 differ. The cause names the first of them, because later ones differ because of it. */
+static void test_cause_names_the_first_difference(void **state)
 {
     (void)state;
-    struct agree_message m = a_question();
+    struct agree_message m = ask_message();
     for (uint64_t n = 1; n <= 6; n++) rank_begin_call(0, n, 50 + n, -1);
     for (uint64_t i = 0; i < 3; i++) m.calls[i].number = 6 - i, m.calls[i].fingerprint = 90 + i;
     m.calls[3].number = 3;
@@ -327,10 +338,10 @@ static void test_the_first_difference_is_told(void **state)
     assert_int_equal(w.ranks[0].held.calls[0].fingerprint, 54);
     assert_int_equal(w.ranks[0].held.calls[1].fingerprint, 92);
 }
-static void test_a_rank_that_asks_gets_the_decision(void **state)
+static void test_rank_that_asks_gets_the_decision(void **state)
 {
     (void)state;
-    struct agree_message m = a_question(), answer;
+    struct agree_message m = ask_message(), answer;
     int to;
     abort_group(0);
     time_pass(BEGIN_MS + 2000);
@@ -342,11 +353,11 @@ static void test_a_rank_that_asks_gets_the_decision(void **state)
     assert_int_equal(answer.decided, 1);
     assert_false(agree_next_message(&w.ranks[0], &to, &answer));
 }
-/* A question says all that is compared; the answer is for the asker, whom no wrong decision would make miss it. */
-static void test_who_asks_is_answered(void **state)
+/* ASK has the calls of the asking rank, and ANSWER those of the other. So both ranks can compare them. */
+static void test_rank_that_asks_gets_an_answer(void **state)
 {
     (void)state;
-    struct agree_message m = a_question(), answer;
+    struct agree_message m = ask_message(), answer;
     int to;
     rank_begin_call(0, 7, 100, -1);
     agree_handle_message(&w.ranks[0], 1, &m);
@@ -355,7 +366,7 @@ static void test_who_asks_is_answered(void **state)
     assert_int_equal(answer.kind, AGREE_ANSWER);
     assert_int_equal(answer.calls[7 % AGREE_HISTORY].number, 7);
 }
-static void test_who_hurries_asks_at_once(void **state)
+static void test_rank_asks_at_once_on_request(void **state)
 {
     (void)state;
     rank_begin_call(0, 1, 5, 1);
@@ -369,32 +380,34 @@ static void test_older_operations_are_not_compared(void **state)
     answer_about(2, 99);
     assert_int_equal(w.ranks[0].state, AGREE_RUNS);
 }
-static void test_operations_to_come_are_not_compared(void **state)
+static void test_later_operations_are_not_compared(void **state)
 {
     (void)state;
     answer_about(7, 99);
     assert_int_equal(w.ranks[0].state, AGREE_RUNS);
 }
-static void test_an_earlier_operation_may_succeed_after_a_failure(void **state)
+static void test_earlier_operation_may_succeed_after_a_failure(void **state)
 {
     (void)state;
-    struct agree_cause cause = a_failure().cause;       /* of operation 7 */
+    /* The failure is of operation 7. */
+    struct agree_cause cause = failure_message().cause;
     rank_begin_call(0, 6, 5, -1);
     agree_on_failure_record(&w.ranks[0], &cause);
     assert_true(agree_try_end_operation(&w.ranks[0], 6));
     rank_begin_call(0, 7, 5, -1);
     assert_false(agree_try_end_operation(&w.ranks[0], 7));
 }
-static void test_what_a_rank_raises_precedes_its_death(void **state)
+static void test_error_of_a_rank_precedes_its_loss(void **state)
 {
     (void)state;
     abort_group(1);
-    agree_on_peer_lost(&w.ranks[0], 1);                         /* its end is seen before its last words */
+    /* Rank 0 learns of the loss of rank 1 before the message of rank 1 arrives. */
+    agree_on_peer_lost(&w.ranks[0], 1);
     rank_write_records(0);
     time_pass(BEGIN_MS + 100);
     for (int r = 0; r < RANKS; r++) assert_int_equal(w.ranks[r].held.kind, AGREE_ABORTED);
 }
-static void test_abort_is_told_at_once(void **state)
+static void test_abort_reaches_all_ranks_within_10_ms(void **state)
 {
     (void)state;
     abort_group(3);
@@ -402,13 +415,14 @@ static void test_abort_is_told_at_once(void **state)
     for (int r = 0; r < RANKS; r++) {
         assert_over(r, 10);
         assert_int_equal(w.ranks[r].held.reporter, 3);
-        assert_string_equal(w.ranks[r].held.detail, "what the engine says");
+        assert_string_equal(w.ranks[r].held.detail, "the text of the engine");
     }
 }
-static void test_stopped_speaker_holds_up_nobody(void **state)
+static void test_other_ranks_decide_without_a_stopped_speaker(void **state)
 {
     (void)state;
-    w.stopped[1] = true;                                /* it speaks for ranks 1 and 3 */
+    /* Rank 1 is the speaker of ranks 1 and 3. */
+    w.stopped[1] = true;
     abort_group(3);
     time_pass(BEGIN_MS + 2000);
     for (int r = 0; r < RANKS; r++)
@@ -418,7 +432,7 @@ static void test_stopped_speaker_holds_up_nobody(void **state)
     assert_int_equal(w.ranks[1].state, AGREE_OVER);
     assert_int_equal(w.ranks[1].held.reporter, 3);
 }
-static void test_stopped_host_holds_up_nobody(void **state)
+static void test_other_host_decides_without_a_stopped_host(void **state)
 {
     (void)state;
     w.stopped[1] = w.stopped[3] = true;
@@ -430,7 +444,7 @@ static void test_stopped_host_holds_up_nobody(void **state)
     time_pass(w.now_ms + 10);
     for (int r = 0; r < RANKS; r++) assert_int_equal(w.ranks[r].held.reporter, 0);
 }
-static void test_dead_host_is_told_on_the_other(void **state)
+static void test_death_of_a_host_is_reported_on_the_other(void **state)
 {
     (void)state;
     w.stopped[1] = w.stopped[3] = true;
@@ -447,29 +461,29 @@ unit_function test_agree;
 int test_agree(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_what_is_encoded_is_decoded),
-        cmocka_unit_test(test_the_bytes_are_those_of_version_2),
-        cmocka_unit_test(test_what_no_rank_says_is_refused),
-        cmocka_unit_test(test_any_bytes),
-        cmocka_unit_test_setup(test_nobody_asks_within_50_ms, group_setup),
-        cmocka_unit_test_setup(test_who_waits_long_asks_more_seldom, group_setup),
+        cmocka_unit_test(test_message_is_decoded_as_it_was_encoded),
+        cmocka_unit_test(test_message_has_the_bytes_of_version_2),
+        cmocka_unit_test(test_message_that_no_rank_can_send_is_refused),
+        cmocka_unit_test(test_random_bytes_are_refused_or_handled),
+        cmocka_unit_test_setup(test_rank_asks_after_waiting_for_50_ms, group_setup),
+        cmocka_unit_test_setup(test_waiting_rank_asks_at_growing_intervals, group_setup),
         cmocka_unit_test_setup(test_silent_disagreement_is_known_within_a_second, group_setup),
         cmocka_unit_test_setup(test_late_disagreement_is_known_within_a_second, group_setup),
         cmocka_unit_test_setup(test_suspect_that_does_not_answer_is_accused, group_setup),
-        cmocka_unit_test_setup(test_first_message_too_early_is_told_again, group_setup),
-        cmocka_unit_test_setup(test_the_last_four_operations_are_compared, group_setup),
-        cmocka_unit_test_setup(test_the_first_difference_is_told, group_setup),
-        cmocka_unit_test_setup(test_a_rank_that_asks_gets_the_decision, group_setup),
-        cmocka_unit_test_setup(test_who_asks_is_answered, group_setup),
-        cmocka_unit_test_setup(test_who_hurries_asks_at_once, group_setup),
+        cmocka_unit_test_setup(test_first_message_before_the_operation_is_reported_again, group_setup),
+        cmocka_unit_test_setup(test_last_four_operations_are_compared, group_setup),
+        cmocka_unit_test_setup(test_cause_names_the_first_difference, group_setup),
+        cmocka_unit_test_setup(test_rank_that_asks_gets_the_decision, group_setup),
+        cmocka_unit_test_setup(test_rank_that_asks_gets_an_answer, group_setup),
+        cmocka_unit_test_setup(test_rank_asks_at_once_on_request, group_setup),
         cmocka_unit_test_setup(test_older_operations_are_not_compared, group_setup),
-        cmocka_unit_test_setup(test_operations_to_come_are_not_compared, group_setup),
-        cmocka_unit_test_setup(test_an_earlier_operation_may_succeed_after_a_failure, group_setup),
-        cmocka_unit_test_setup(test_what_a_rank_raises_precedes_its_death, group_setup),
-        cmocka_unit_test_setup(test_abort_is_told_at_once, group_setup),
-        cmocka_unit_test_setup(test_stopped_speaker_holds_up_nobody, group_setup),
-        cmocka_unit_test_setup(test_stopped_host_holds_up_nobody, group_setup),
-        cmocka_unit_test_setup(test_dead_host_is_told_on_the_other, group_setup),
+        cmocka_unit_test_setup(test_later_operations_are_not_compared, group_setup),
+        cmocka_unit_test_setup(test_earlier_operation_may_succeed_after_a_failure, group_setup),
+        cmocka_unit_test_setup(test_error_of_a_rank_precedes_its_loss, group_setup),
+        cmocka_unit_test_setup(test_abort_reaches_all_ranks_within_10_ms, group_setup),
+        cmocka_unit_test_setup(test_other_ranks_decide_without_a_stopped_speaker, group_setup),
+        cmocka_unit_test_setup(test_other_host_decides_without_a_stopped_host, group_setup),
+        cmocka_unit_test_setup(test_death_of_a_host_is_reported_on_the_other, group_setup),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

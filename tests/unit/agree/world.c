@@ -1,11 +1,11 @@
-/* The model: see world.h. Every message goes through its wire form. */
+/* The events of the world of world.h: which are possible, and what each does. Every message is encoded and decoded. */
 #include "tests/unit/agree/world.h"
 #include "include/tutti.h"
 #include <assert.h>
 #include <string.h>
 
 enum { NOW_MS = 1000, NONE = 255 };
-static bool mates(const struct world *w, int r, int q) { return r != q && host(w, r) == host(w, q); }
+static bool share_host(const struct world *w, int r, int q) { return r != q && host(w, r) == host(w, q); }
 static int counterpart(int r) { return r ^ 2; }
 static bool runs(const struct world *w, int r) { return lives(w, r) && w->object[r].state == AGREE_RUNS; }
 static bool needs(enum pattern p, int r) { return p == BOTH || (p == DOWN && r >= 2) || (p == UP && r < 2); }
@@ -55,10 +55,10 @@ void world_init(struct world *w, const struct scenario *s)
     w->stops = (unsigned char)s->stops;
 }
 
-/* ---- words ---- */
+/* ---- the printed trace ---- */
 static const char *const kinds[] = { "disagreement", "failure", "abort", "death", "left alone", "late" };
 static const char *const patterns[] = { "end", "rest", "both", "down", "up", "home", "away" };
-static void say_cause(FILE *log, const char *before, const struct agree_cause *c)
+static void print_cause(FILE *log, const char *before, const struct agree_cause *c)
 {
     fprintf(log, "%s %s of operation %d found by rank %d about %d", before, kinds[c->kind], (int)c->operation,
         c->reporter, c->other);
@@ -67,17 +67,17 @@ static void say_cause(FILE *log, const char *before, const struct agree_cause *c
             c->calls[1].number ? patterns[c->calls[1].declaration[0]] : "?");
     fputc('\n', log);
 }
-static void say_record(FILE *log, const char *what, int r, int h, const struct agree_cause *c)
+static void print_record(FILE *log, const char *what, int r, int h, const struct agree_cause *c)
 {
     if (!log) return;
     fprintf(log, "      rank %d %s for host %d:", r, what, h);
-    say_cause(log, "", c);
+    print_cause(log, "", c);
 }
-static void say_message(FILE *log, const char *what, int from, int to, const struct agree_message *m)
+static void print_message(FILE *log, const char *what, int from, int to, const struct agree_message *m)
 {
-    static const char *const names[] = { "ASK", "SAY", "FAIL", "BYE" };
+    static const char *const names[] = { "ASK", "ANSWER", "FAIL", "BYE" };
     fprintf(log, "      %s %d -> %d %s", what, from, to, names[m->kind]);
-    if (m->kind == AGREE_FAIL) say_cause(log, m->decided ? ", decided:" : ":", &m->cause);
+    if (m->kind == AGREE_FAIL) print_cause(log, m->decided ? ", decided:" : ":", &m->cause);
     for (int i = 0; m->kind != AGREE_FAIL && i < AGREE_HISTORY; i++)
         if (m->calls[i].number)
             fprintf(log, " operation %d, %s", (int)m->calls[i].number, patterns[m->calls[i].declaration[0]]);
@@ -85,14 +85,16 @@ static void say_message(FILE *log, const char *what, int from, int to, const str
 }
 
 /* ---- what a caller does for the object ---- */
+/* Records that rank r knows of a failure. */
 static void learn(struct world *w, int r, const struct agree_cause *c)
 {
     if (c->operation < w->known[r]) w->known[r] = (unsigned char)c->operation;
 }
-static bool is_complete(const struct world *w, int r)   /* on its host */
+/* True if all ranks of r's host have begun its operation. */
+static bool is_complete(const struct world *w, int r)
 {
     for (int q = 0; q < RANKS; q++)
-        if (mates(w, r, q) && w->operation[q] < w->operation[r]) return false;
+        if (share_host(w, r, q) && w->operation[q] < w->operation[r]) return false;
     return true;
 }
 static void world_record_cause(struct world *w, int r)
@@ -113,7 +115,7 @@ static void write_records(struct world *w, int r, FILE *log)
         if (!w->has_record[h]) {
             w->record[h] = a->held;
             w->has_record[h] = 1;
-            say_record(log, "claims", r, h, &a->held);
+            print_record(log, "claims", r, h, &a->held);
             if (a->held.operation == w->operation[r] && !is_complete(w, r)) w->refused[h] = w->operation[r];
         }
         learn(w, r, &w->record[h]);
@@ -123,7 +125,7 @@ static void write_records(struct world *w, int r, FILE *log)
         if (!w->has_decision[h]) {
             w->decision[h] = a->held;
             w->has_decision[h] = 1;
-            say_record(log, "decides", r, h, &a->held);
+            print_record(log, "decides", r, h, &a->held);
         }
         agree_on_decision_record(a, &w->decision[h]);
     }
@@ -136,16 +138,17 @@ static const char *send_all(struct world *w, int r, FILE *log)
     while (agree_next_message(&w->object[r], &to, &m)) {
         agree_message_encode(&m, wire);
         if (!agree_message_decode(wire, sizeof wire, RANKS, &back) || memcmp(&m, &back, sizeof m))
-            return "the wire form";
-        if (mates(w, r, to)) return "a message within a host";
+            return "a message differs after it was encoded and decoded";
+        if (share_host(w, r, to)) return "a message within a host";
         if (!lives(w, to) || w->link[r][to] != OPEN) continue;
-        if (log) say_message(log, "send", r, to, &m);
-        if (w->count[r][to] == DEPTH) return "DEPTH: more messages under way than the model holds";
+        if (log) print_message(log, "send", r, to, &m);
+        if (w->count[r][to] == DEPTH) return "DEPTH: more messages are on a link than the model holds";
         w->queue[r][to][w->count[r][to]++] = back;
     }
     return NULL;
 }
-/* Dead and gone objects are all alike, and time is arbitrary: so there are fewer states. */
+/* Makes states equal that differ only in the objects of dead or gone ranks, or in times, so that there are fewer
+   states. */
 static void normalize(struct world *w, const struct scenario *s)
 {
     for (int r = 0; r < RANKS; r++) {
@@ -181,7 +184,8 @@ static void add(struct list *l, enum event_kind kind, int a, int b)
     assert(l->count < MOST_EVENTS);
     l->at[l->count++] = (struct event){ (unsigned char)kind, (unsigned char)a, (unsigned char)b };
 }
-static bool has_under_way(const struct world *w, int r) /* from it or to it */
+/* True if a message is on a link from rank r or to it. */
+static bool has_under_way(const struct world *w, int r)
 {
     for (int p = 0; p < RANKS; p++)
         if (w->count[r][p] || w->count[p][r]) return true;
@@ -201,7 +205,7 @@ static void add_rank(struct list *l, const struct world *w, const struct scenari
     if (w->has_record[h] && a->state == AGREE_RUNS) add(l, SEE_RECORD, r, 0);
     if (w->has_decision[h] && a->state < AGREE_OVER) add(l, SEE_DECISION, r, 0);
     for (int m = 0; m < RANKS; m++) {
-        if (!mates(w, r, m) || !w->left[m]) continue;
+        if (!share_host(w, r, m) || !w->left[m]) continue;
         if (!w->left_seen[r][m]) add(l, SEE_LEFT, r, m);
         if (a->state == AGREE_RUNS && w->at[r] == ARRIVED && w->operation[m] < n) add(l, ALONE, r, m);
     }
@@ -209,7 +213,8 @@ static void add_rank(struct list *l, const struct world *w, const struct scenari
 static void add_timers(struct list *l, const struct world *w, const struct scenario *s, int r, bool quiet)
 {
     const struct agree *a = &w->object[r];
-    bool idle = !has_under_way(w, r);                   /* to say a state twice while it is under way adds nothing */
+    /* A repeated message adds nothing while the first one is on its link. */
+    bool idle = !has_under_way(w, r);
     if (a->state == AGREE_RUNS && a->ask_at_ms && idle && (quiet || s->haste)) add(l, ASK_TIMER, r, 0);
     if (a->state == AGREE_RUNS && a->suspect.operation && (quiet || s->haste == HASTY)) add(l, SUSPECT_TIMER, r, 0);
     if (a->state == AGREE_KNOWS && a->repeat_at_ms && idle && (quiet || s->haste == HASTY)) add(l, REPEAT_TIMER, r, 0);
@@ -231,7 +236,7 @@ static void add_faults(struct list *l, const struct world *w, int p)
     if (lives(w, p) && w->stops) add(l, STOP, p, 0);
     if (runs(w, p) && w->aborts) add(l, ABORT, p, 0);
     for (int q = 0; q < RANKS; q++) {
-        bool linked = p < q && !mates(w, p, q) && lives(w, p) && lives(w, q) && w->link[p][q] == OPEN;
+        bool linked = p < q && !share_host(w, p, q) && lives(w, p) && lives(w, q) && w->link[p][q] == OPEN;
         if (linked && w->breaks) add(l, BREAK, p, q);
         if (!w->count[p][q]) continue;
         if (w->drops && w->queue[p][q][0].kind != AGREE_BYE) add(l, DROP, p, q);
@@ -255,7 +260,7 @@ int world_events(const struct world *w, const struct scenario *s, struct event o
     return l.count;
 }
 
-/* ---- what they do ---- */
+/* ---- what each event does ---- */
 static void fail(struct world *w, const struct scenario *s, int r, enum agree_kind kind, int other)
 {
     int n = w->operation[r];
@@ -287,7 +292,7 @@ static void roll_call(struct world *w, const struct scenario *s, int r)
 {
     int n = w->operation[r], h = host(w, r), other = -1;
     for (int m = 0; m < RANKS; m++)
-        if (mates(w, r, m) && called(s, m, n) != called(s, r, n)) other = m;
+        if (share_host(w, r, m) && called(s, m, n) != called(s, r, n)) other = m;
     if (other >= 0) fail(w, s, r, AGREE_DISAGREEMENT, other);
     else if (w->has_record[h] && (int)w->record[h].operation <= n) {
         learn(w, r, &w->record[h]);
@@ -310,7 +315,8 @@ static void first_message(struct world *w, const struct scenario *s, int p, int 
     while (!(w->sent[p][q] & 1 << n)) n++;
     w->sent[p][q] &= (unsigned char)~(1 << n);
     uint64_t fingerprint = call_of(s, p, n).fingerprint;
-    bool meets = fingerprint == call_of(s, q, n).fingerprint;           /* else it stays where messages wait */
+    /* A message of another call matches no receive. */
+    bool meets = fingerprint == call_of(s, q, n).fingerprint;
     agree_on_first_message(&w->object[q], p, (uint64_t)n, fingerprint);
     if (!meets && n < w->known[q]) w->known[q] = (unsigned char)n;
     if (!meets || !needs(called(s, q, n), q)) return;
@@ -323,23 +329,25 @@ static void deliver(struct world *w, int p, int q, bool drop, FILE *log)
     w->count[p][q]--;
     memmove(&w->queue[p][q][0], &w->queue[p][q][1], w->count[p][q] * sizeof m);
     memset(&w->queue[p][q][w->count[p][q]], 0, sizeof m);
-    if (log) say_message(log, drop ? "drop" : "deliver", p, q, &m);
+    if (log) print_message(log, drop ? "drop" : "deliver", p, q, &m);
     if (drop) return;
     if (m.kind == AGREE_FAIL) learn(w, q, &m.cause);
     agree_handle_message(&w->object[q], p, &m);
     if (w->link[p][q] != CLOSED || w->count[p][q]) return;
-    w->link[p][q] = NOTICED;                            /* I5: what is noticed after the BYE means nothing more */
+    /* I5: the loss of the link after BYE is no death. */
+    w->link[p][q] = NOTICED;
     agree_on_peer_lost(&w->object[q], p);
 }
 static void end_links(struct world *w, int r, enum link how)
 {
     for (int q = 0; q < RANKS; q++) {
         if (q == r) continue;
-        bool by_word = how == CLOSED && mates(w, r, q);
-        w->link[r][q] = w->link[r][q] != OPEN ? w->link[r][q] : by_word ? NOTICED : (unsigned char)how;
+        /* A rank that leaves shows this to the ranks of its host in the segment. */
+        bool by_segment = how == CLOSED && share_host(w, r, q);
+        w->link[r][q] = w->link[r][q] != OPEN ? w->link[r][q] : by_segment ? NOTICED : (unsigned char)how;
     }
 }
-static void ring(struct world *w, struct event e)
+static void timer_expire(struct world *w, struct event e)
 {
     struct agree *a = &w->object[e.a];
     if (e.kind == ASK_TIMER) a->ask_at_ms = NOW_MS;
@@ -415,17 +423,17 @@ static const char *perform(struct world *w, const struct scenario *s, struct eve
     case ASK_TIMER:
     case SUSPECT_TIMER:
     case REPEAT_TIMER:
-    case SETTLE_TIMER: ring(w, e); break;
+    case SETTLE_TIMER: timer_expire(w, e); break;
     default: fault(w, s, e, log);
     }
     return NULL;
 }
-static const char *const events[EVENT_KINDS] = { "begins an operation", "looks at the roll call", "finishes", "leaves",
-    "sees the failure record", "sees the decision record", "sees its mate leave", "is left alone by its mate",
-    "-> : first message of an operation", "-> : delivery", "-> : the end of the link is noticed", "asks",
-    "has waited for words long enough", "says it again", "has waited for the others long enough", "DIES", "IS STOPPED",
-    "ABORTS", "-- : the link BREAKS", "-> : a message is DROPPED", "-> : the end is LOST in the break",
-    "-> : first messages are LOST with the sender" };
+static const char *const events[EVENT_KINDS] = { "begins an operation", "reads the roll call", "finishes", "leaves",
+    "sees the failure record", "sees the decision record", "sees that a rank of its host has left",
+    "is left alone by a rank of its host", "-> : first message of an operation", "-> : delivery",
+    "-> : the end of the link is noticed", "asks", "has waited long enough for a suspect", "repeats FAIL",
+    "has waited long enough for the other hosts", "DIES", "IS STOPPED", "ABORTS", "-- : the link BREAKS",
+    "-> : a message is DROPPED", "-> : the end is LOST in the break", "-> : first messages are LOST with the sender" };
 const char *world_step(struct world *w, const struct scenario *s, struct event e, FILE *log)
 {
     const char *broken = NULL;

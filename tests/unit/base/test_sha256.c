@@ -1,5 +1,5 @@
-/* The hash and the message authentication code give what the standards print, and whatever Python's hashlib gives for
-   every length around a block. */
+/* SHA-256 and HMAC-SHA-256 return the values that the standards print. For texts of 0 to 199 bytes the hash returns
+   what Python's hashlib returns. */
 #include "backend/base/sha256.h"
 #include "tests/support/unit.h"
 
@@ -17,8 +17,8 @@ static void hash_in_pieces(const void *text, size_t bytes, size_t piece, unsigne
         sha256_add(&hash, (const char *)text + at, bytes - at < piece ? bytes - at : piece);
     sha256_finish(&hash, out);
 }
-/* FIPS 180-4's examples. */
-static void test_hashes_of_the_standard(void **state)
+/* The texts and hashes are the examples of FIPS 180-4. */
+static void test_sha256_returns_the_hashes_of_the_standard(void **state)
 {
     static const char *texts[] = { "", "abc", "abcdbcdecdefdefgefghfghighijhijkijkljklmklmnlmnomnopnopq" };
     static const char *hashes[] = { "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855",
@@ -32,7 +32,7 @@ static void test_hashes_of_the_standard(void **state)
     }
 }
 /* The expected value is the hash of the hashes of 0 to 199 letters a, as hashlib computes it. */
-static void test_every_length_around_a_block(void **state)
+static void test_sha256_of_pieces_equals_that_of_the_whole_text(void **state)
 {
     char text[200];
     unsigned char whole[SHA256_BYTES], pieces[SHA256_BYTES], all[SHA256_BYTES];
@@ -49,8 +49,8 @@ static void test_every_length_around_a_block(void **state)
     sha256_finish(&hash, all);
     assert_hex(all, "752c007f38611cfbf5fa42cb1cea3d8e086491c844d0cc4defd632cb81423506");
 }
-/* RFC 4231, cases 1, 2, 6 and 7: a short key, a shorter one, and two that are longer than a block. */
-static void test_codes_of_the_standard(void **state)
+/* These are cases 1, 2, 6 and 7 of RFC 4231: keys of 20 and of 4 bytes, and two keys that are longer than a block. */
+static void test_hmac_returns_the_codes_of_the_standard(void **state)
 {
     unsigned char key[131], out[SHA256_BYTES];
     static const char first[] = "Test Using Larger Than Block-Size Key - Hash Key First";
@@ -68,7 +68,7 @@ static void test_codes_of_the_standard(void **state)
     hmac_sha256(key, sizeof key, larger, strlen(larger), out);
     assert_hex(out, "9b09ffa71b942fcb27635fbcd5b0e944bfdc63644f0713938a7f51535c3a35e2");
 }
-static void test_one_bit_differs(void **state)
+static void test_secret_comparison_finds_every_changed_bit(void **state)
 {
     unsigned char a[SHA256_BYTES] = { 0 }, b[SHA256_BYTES] = { 0 };
     (void)state;
@@ -83,10 +83,10 @@ unit_function test_sha256;
 int test_sha256(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_hashes_of_the_standard),
-        cmocka_unit_test(test_every_length_around_a_block),
-        cmocka_unit_test(test_codes_of_the_standard),
-        cmocka_unit_test(test_one_bit_differs),
+        cmocka_unit_test(test_sha256_returns_the_hashes_of_the_standard),
+        cmocka_unit_test(test_sha256_of_pieces_equals_that_of_the_whole_text),
+        cmocka_unit_test(test_hmac_returns_the_codes_of_the_standard),
+        cmocka_unit_test(test_secret_comparison_finds_every_changed_bit),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,4 +1,5 @@
-if(NOT TUTTI_SANITIZE)                                                 # benchmarks are not built with sanitizers
+# benchmarks are not built with sanitizers
+if(NOT TUTTI_SANITIZE)
   tutti_unit(bench outcome all)
   target_link_libraries(test_outcome PRIVATE measure)
 endif()

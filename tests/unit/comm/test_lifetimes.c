@@ -1,15 +1,16 @@
-/* Who may touch what when communicators fail, are destroyed, split or forked while operations are under way. */
+/* Communicators fail, are destroyed, split or inherited by a forked child while operations are under way. Requests then
+   end with an error, and no thread touches memory of a destroyed group. */
 #include "tests/support/unit.h"
 #include "tests/support/world.h"
 #include <pthread.h>
 #include <stdatomic.h>
 #include <sys/wait.h>
 
-#define SAYS(text) REQUIRE(strstr(tutti_get_last_error(), text) != NULL)
+#define REQUIRE_ERROR(text) REQUIRE(strstr(tutti_get_last_error(), text) != NULL)
 
-/* The progress thread ends an operation with an error and must not look at the memory of a group that is then
-   destroyed. */
-static void fails_and_is_destroyed(struct rank *me)
+/* The progress thread ends an operation with an error. The group is destroyed at once, and the thread must not touch
+   its memory. */
+static void destroy_after_an_error(struct rank *me)
 {
     for (int round = 0; round < 10; round++) {
         tutti_comm *comm;
@@ -24,16 +25,17 @@ static void fails_and_is_destroyed(struct rank *me)
             while (tutti_comm_get_async_error(comm) == TUTTI_OK) usleep(200);
         REQUIRE(tutti_comm_destroy(comm) == TUTTI_OK);
         REQUIRE(tutti_barrier(me->comm, NULL) == TUTTI_OK);
-        usleep(2000);                                   /* the progress thread may still be about to sleep */
+        /* The progress thread may still be about to sleep. */
+        usleep(2000);
     }
 }
-static void test_destroy_after_an_error_on_threads(void **state)
+static void test_destroyed_group_is_not_touched_after_an_error(void **state)
 {
     (void)state;
-    world_threads(2, NULL, fails_and_is_destroyed, NULL);
+    world_threads(2, NULL, destroy_after_an_error, NULL);
 }
-/* A group that one rank aborts as soon as it has joined was joined by all: only what they do in it then fails. */
-static void joins_and_aborts(struct rank *me)
+/* One rank aborts a group as soon as it has joined. All other ranks join it, and only their operations fail. */
+static void join_and_abort(struct rank *me)
 {
     int rounds = me->context ? *(const int *)me->context : 1000;
     for (int round = 0; round < rounds; round++) {
@@ -44,13 +46,13 @@ static void joins_and_aborts(struct rank *me)
         REQUIRE(tutti_comm_destroy(comm) == TUTTI_OK);
     }
 }
-static void test_an_abort_right_after_joining_on_threads(void **state)
+static void test_abort_right_after_joining_fails_only_operations_on_threads(void **state)
 {
     (void)state;
-    world_threads(3, NULL, joins_and_aborts, NULL);
-    world_threads_on("0,0,1", 3, NULL, joins_and_aborts, &(int){ 200 });
+    world_threads(3, NULL, join_and_abort, NULL);
+    world_threads_on("0,0,1", 3, NULL, join_and_abort, &(int){ 200 });
 }
-static void test_a_request_outlives_its_communicator(void **state)
+static void test_request_outlives_its_communicator(void **state)
 {
     (void)state;
     tutti_comm *comm;
@@ -69,7 +71,7 @@ static void count(tutti_request *request, void *context)
     (void)request;
     atomic_fetch_add((atomic_int *)context, 1);
 }
-static void test_a_refused_call_leaves_its_request_alone(void **state)
+static void test_refused_call_does_not_start_its_request(void **state)
 {
     (void)state;
     tutti_comm *comm;
@@ -79,7 +81,8 @@ static void test_a_refused_call_leaves_its_request_alone(void **state)
     tutti_request r = { .struct_size = sizeof r, .algorithm = "nothing of the kind", .done = count, .context = &calls };
     assert_int_equal(tutti_comm_init(&comm, &config), TUTTI_OK);
     assert_int_equal(tutti_all_reduce(&data, &data, 1, TUTTI_FLOAT32, TUTTI_SUM, comm, &r), TUTTI_INVALID_ARGUMENT);
-    assert_int_equal(tutti_test(&r), TUTTI_INVALID_ARGUMENT);          /* never used */
+    /* No call has started the request. */
+    assert_int_equal(tutti_test(&r), TUTTI_INVALID_ARGUMENT);
     assert_int_equal(atomic_load(&calls), 0);
     assert_int_equal(tutti_comm_destroy(comm), TUTTI_OK);
 }
@@ -94,12 +97,13 @@ static void splits_inside_a_group(struct rank *me)
     REQUIRE(sum == me->size);
     REQUIRE(tutti_comm_destroy(comm) == TUTTI_OK);
 }
-static void test_a_split_between_group_calls(void **state)
+static void test_split_works_inside_a_group_of_calls(void **state)
 {
     (void)state;
     world_threads(3, NULL, splits_inside_a_group, NULL);
 }
-static void blocks_inside_a_group(struct rank *me)      /* a request that says blocking is over when the call returns */
+/* An operation with a blocking request is complete when its call returns, also inside a group. */
+static void blocks_inside_a_group(struct rank *me)
 {
     enum { COUNT = 300000 };
     int32_t *data = malloc(COUNT * sizeof *data);
@@ -111,18 +115,18 @@ static void blocks_inside_a_group(struct rank *me)      /* a request that says b
     REQUIRE(tutti_group_end() == TUTTI_OK);
     free(data);
 }
-static void test_a_blocking_request_between_group_calls(void **state)
+static void test_blocking_request_completes_inside_a_group_of_calls(void **state)
 {
     (void)state;
     world_threads(2, NULL, blocks_inside_a_group, NULL);
 }
-/* A watchdog gets its answer while another thread is inside a call. */
+/* Rank 0 reads the error and sets an algorithm while another of its threads waits in a barrier. */
 static void *block_in_barrier(void *comm)
 {
     REQUIRE(tutti_barrier(comm, NULL) == TUTTI_OK);
     return NULL;
 }
-static void watchdog(struct rank *me)
+static void query_during_a_barrier(struct rank *me)
 {
     pthread_t thread;
     if (me->rank == 0) {
@@ -131,7 +135,8 @@ static void watchdog(struct rank *me)
         REQUIRE(tutti_comm_get_async_error(me->comm) == TUTTI_OK);
         REQUIRE(tutti_comm_set_algorithm(me->comm, "allreduce", "ring") == TUTTI_OK);
         int32_t go = 1;
-        REQUIRE(tutti_send(&go, 1, TUTTI_INT32, 1, 1, me->comm, NULL) == TUTTI_OK);    /* only now rank 1 comes */
+        /* Rank 1 begins the barrier only after it has received this message. */
+        REQUIRE(tutti_send(&go, 1, TUTTI_INT32, 1, 1, me->comm, NULL) == TUTTI_OK);
         pthread_join(thread, NULL);
         return;
     }
@@ -139,16 +144,16 @@ static void watchdog(struct rank *me)
     REQUIRE(tutti_recv(&go, 1, TUTTI_INT32, 0, 1, me->comm, NULL) == TUTTI_OK);
     REQUIRE(go == 1 && tutti_barrier(me->comm, NULL) == TUTTI_OK);
 }
-static void test_questions_do_not_wait_for_who_drives(void **state)
+static void test_queries_do_not_wait_for_a_thread_in_a_barrier(void **state)
 {
     (void)state;
-    world_threads(2, NULL, watchdog, NULL);
+    world_threads(2, NULL, query_during_a_barrier, NULL);
 }
 #ifndef NO_PROCESSES
-static void test_an_abort_right_after_joining(void **state)
+static void test_abort_right_after_joining_fails_only_operations_on_processes(void **state)
 {
     (void)state;
-    assert_int_equal(world_processes(4, 60, joins_and_aborts, NULL), 0);
+    assert_int_equal(world_processes(4, 60, join_and_abort, NULL), 0);
 }
 static void forks_with_an_open_request(struct rank *me)
 {
@@ -157,7 +162,8 @@ static void forks_with_an_open_request(struct rank *me)
     tutti_request r = TUTTI_REQUEST_INIT;
     for (int i = 0; i < COUNT; i++) data[i] = me->rank + 1;
     REQUIRE(tutti_barrier(me->comm, NULL) == TUTTI_OK);
-    if (me->rank == 1) usleep(100000);                  /* rank 0 forks with its operation under way */
+    /* Rank 0 forks while its operation waits for rank 1. */
+    if (me->rank == 1) usleep(100000);
     REQUIRE(tutti_all_reduce(data, data, COUNT, TUTTI_INT32, TUTTI_SUM, me->comm, &r) == TUTTI_OK);
     if (me->rank == 0) {
         pid_t child = fork();
@@ -172,12 +178,12 @@ static void forks_with_an_open_request(struct rank *me)
     for (int i = 0; i < COUNT; i++) REQUIRE(data[i] == 3);
     free(data);
 }
-static void test_a_child_cannot_wait_for_its_parents_request(void **state)
+static void test_child_cannot_wait_for_a_request_of_its_parent(void **state)
 {
     (void)state;
     assert_int_equal(world_processes(2, 30, forks_with_an_open_request, NULL), 0);
 }
-/* Settings that the ranks must agree on: each process reads its own when it first needs them. */
+/* The ranks have different settings. A process reads its settings when it first needs them. */
 static int join_with_slots(int rank, tutti_unique_id id)
 {
     tutti_comm *comm;
@@ -186,8 +192,8 @@ static int join_with_slots(int rank, tutti_unique_id id)
     setenv("TUTTI_SLOTS", rank ? "2" : "3", 1);
     REQUIRE(tutti_comm_init_rank(&comm, 2, id, rank) == TUTTI_OK);
     REQUIRE(tutti_all_reduce(&data, &data, 1, TUTTI_INT32, TUTTI_SUM, comm, NULL) == TUTTI_MISMATCH);
-    SAYS("2 slots");
-    SAYS("3 slots");
+    REQUIRE_ERROR("2 slots");
+    REQUIRE_ERROR("3 slots");
     return 0;
 }
 static void test_settings_that_differ_are_a_mismatch(void **state)
@@ -205,17 +211,18 @@ int test_lifetimes(void)
 {
     const struct CMUnitTest tests[] = {
 #ifndef NO_PROCESSES
-        cmocka_unit_test(test_settings_that_differ_are_a_mismatch),    /* first: the settings are read only once */
-        cmocka_unit_test(test_a_child_cannot_wait_for_its_parents_request),
-        cmocka_unit_test(test_an_abort_right_after_joining),
+        /* This test is first, because its processes must not inherit settings that were already read. */
+        cmocka_unit_test(test_settings_that_differ_are_a_mismatch),
+        cmocka_unit_test(test_child_cannot_wait_for_a_request_of_its_parent),
+        cmocka_unit_test(test_abort_right_after_joining_fails_only_operations_on_processes),
 #endif
-        cmocka_unit_test(test_destroy_after_an_error_on_threads),
-        cmocka_unit_test(test_an_abort_right_after_joining_on_threads),
-        cmocka_unit_test(test_a_request_outlives_its_communicator),
-        cmocka_unit_test(test_a_refused_call_leaves_its_request_alone),
-        cmocka_unit_test(test_a_split_between_group_calls),
-        cmocka_unit_test(test_a_blocking_request_between_group_calls),
-        cmocka_unit_test(test_questions_do_not_wait_for_who_drives),
+        cmocka_unit_test(test_destroyed_group_is_not_touched_after_an_error),
+        cmocka_unit_test(test_abort_right_after_joining_fails_only_operations_on_threads),
+        cmocka_unit_test(test_request_outlives_its_communicator),
+        cmocka_unit_test(test_refused_call_does_not_start_its_request),
+        cmocka_unit_test(test_split_works_inside_a_group_of_calls),
+        cmocka_unit_test(test_blocking_request_completes_inside_a_group_of_calls),
+        cmocka_unit_test(test_queries_do_not_wait_for_a_thread_in_a_barrier),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,5 +1,6 @@
 set(names lifetimes holders common)
-if(NOT TUTTI_SANITIZE STREQUAL "thread")                               # it sees one process only
+# the thread sanitizer sees only one process
+if(NOT TUTTI_SANITIZE STREQUAL "thread")
   list(APPEND names forked)
 endif()
 tutti_units(unit_comm all comm ${names})

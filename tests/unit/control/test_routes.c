@@ -1,6 +1,6 @@
-/* Control messages between hosts by way of others: the steps from host to host, without processes; and processes on
-   hosts that are pretended: their messages keep their order, no links are made for them, and who is on the way may come
-   late, leave early, die or stop. */
+/* Control messages travel over other hosts. The first tests follow routes from host to host, without processes. In the
+   others processes on simulated hosts send messages: these keep their order and need no new links, and a process on the
+   route may open its channel late, leave early, die or stop. */
 #include "backend/base/clock.h"
 #include "backend/control/channel.h"
 #include "backend/processes/registry.h"
@@ -12,7 +12,9 @@
 enum { HOSTS = 512, ALL_PAIRS = 96, ONE_MISSING = 40 };
 static bool is_there(const void *missing, int host) { return !((const bool *)missing)[host]; }
 static bool is_power(int number) { return number > 0 && !(number & (number - 1)); }
-static int walk(int hosts, int from, int to, const bool *missing)      /* steps, or -1: there is no way */
+/* Follows the route from one host to another. Returns the number of its steps, or -1 if a host on it has no next
+   one. */
+static int route_walk(int hosts, int from, int to, const bool *missing)
 {
     int steps = 0;
     for (; from != to; steps++) {
@@ -20,25 +22,26 @@ static int walk(int hosts, int from, int to, const bool *missing)      /* steps,
         if (next < 0) return -1;
         assert_true(next < hosts && !missing[next]);
         assert_true(is_power((next - from + hosts) % hosts) || is_power((from - next + hosts) % hosts));
-        assert_true(route_distance(hosts, next, to) < route_distance(hosts, from, to)); /* so there is no loop */
+        /* Each step is nearer to the end, so the route has no loop. */
+        assert_true(route_distance(hosts, next, to) < route_distance(hosts, from, to));
         from = next;
     }
     return steps;
 }
-static void test_every_route_ends_soon(void **state)
+static void test_route_has_at_most_as_many_steps_as_its_distance(void **state)
 {
     static const bool missing[HOSTS];
     (void)state;
     for (int hosts = 1; hosts <= HOSTS; hosts++)
         for (int from = 0; from < (hosts <= ALL_PAIRS || hosts == HOSTS ? hosts : 1); from++)
             for (int to = 0; to < hosts; to++) {
-                int steps = walk(hosts, from, to, missing);
+                int steps = route_walk(hosts, from, to, missing);
                 assert_true(steps >= 0 && steps <= route_longest_distance(hosts)
                     && steps <= route_distance(hosts, from, to));
                 assert_true(hosts > 3 || steps <= 1);
             }
 }
-static void test_one_host_that_is_missing_is_passed_by(void **state)
+static void test_route_leads_around_a_missing_host(void **state)
 {
     bool missing[ONE_MISSING] = { false };
     (void)state;
@@ -47,14 +50,14 @@ static void test_one_host_that_is_missing_is_passed_by(void **state)
             for (int to = 0; to < hosts; to++) {
                 if (to == gone) continue;
                 missing[gone] = true;
-                assert_true(walk(hosts, 0, to, missing) >= 0);
+                assert_true(route_walk(hosts, 0, to, missing) >= 0);
                 missing[gone] = false;
             }
 }
-static void test_a_route_ends_whoever_is_missing(void **state)
+static void test_route_ends_whichever_hosts_are_missing(void **state)
 {
     unsigned seed = (unsigned)clock_ms();
-    int found = 0, none = 0;
+    int found = 0, cut_off = 0;
     (void)state;
     print_message("seed %u\n", seed);
     srand(seed);
@@ -62,24 +65,30 @@ static void test_a_route_ends_whoever_is_missing(void **state)
         bool missing[HOSTS] = { false };
         int hosts = 2 + rand() % (HOSTS - 1), from = rand() % hosts, to = rand() % hosts;
         for (int h = 0; h < hosts; h++) missing[h] = h != to && rand() % 4 == 0;
-        int steps = walk(hosts, from, to, missing);
+        int steps = route_walk(hosts, from, to, missing);
         assert_true(steps <= route_longest_distance(hosts));
-        if (steps < 0) none++;
+        if (steps < 0) cut_off++;
         else found++;
     }
-    assert_true(found > none);
+    assert_true(found > cut_off);
 }
 
 /* ---- processes ---- */
-enum { ROUNDS = 100, SECOND = 2, ECHO = 4, BYE = 999, AGAIN_MS = 20 };   /* words; the first one is 0 */
+/* Types of messages are 0, SECOND and, for answers, ECHO. The answer to a value is its negative; -BYE is the value of a
+   final message. A message that may be lost is sent again after AGAIN_MS. */
+enum { ROUNDS = 100, SECOND = 2, ECHO = 4, BYE = 999, AGAIN_MS = 20 };
 static const unsigned char token[16] = "one token";
 static struct peer *peers[MOST];
 static struct channel *channel;
 static int per_host, host_of[MOST];
-static _Atomic bool says_again;                         /* then what was lost may come twice, and late */
-static _Atomic int heard[MOST], echoed[MOST], farewells[MOST];         /* by others; of ours */
+/* Ranks send messages again, so a message may arrive twice, and late. */
+static _Atomic bool ranks_repeat;
+/* For each other rank: the highest value received from it, the highest value that it has answered, and the number of
+   its final messages. */
+static _Atomic int received[MOST], echoed[MOST], farewells[MOST];
 static void send_value(int to, unsigned word, int value) { channel_send(channel, to, word, &value, sizeof value); }
-static pthread_mutex_t opening = PTHREAD_MUTEX_INITIALIZER; /* what came early may be delivered meanwhile */
+/* Held while the channel opens, so that `receive`, which may be called meanwhile, finds `channel` set. */
+static pthread_mutex_t opening = PTHREAD_MUTEX_INITIALIZER;
 static void receive(void *context, int from, const void *bytes, size_t length)
 {
     int value;
@@ -90,13 +99,13 @@ static void receive(void *context, int from, const void *bytes, size_t length)
     if (value == -BYE) atomic_fetch_add(&farewells[from], 1);
     else if (value < 0 && -value > atomic_load(&echoed[from])) atomic_store(&echoed[from], -value);
     else if (value > 0) {
-        int before = atomic_load(&heard[from]);
-        REQUIRE(says_again || value == before + 1);
-        if (value > before) atomic_store(&heard[from], value);
+        int before = atomic_load(&received[from]);
+        REQUIRE(ranks_repeat || value == before + 1);
+        if (value > before) atomic_store(&received[from], value);
         if (value % 2 == 0) send_value(from, ECHO, -value);
     }
 }
-static void open_here(void)
+static void own_channel_open(void)
 {
     struct route_map map = { size, size / per_host, rank / per_host, host_of };
     struct channel_user user = { receive, NULL, peers };
@@ -105,7 +114,8 @@ static void open_here(void)
     pthread_mutex_unlock(&opening);
 }
 static bool is_first(int r) { return r % per_host == 0; }
-static void meet(int ranks_of_host)
+/* Connects the ranks of a host, and the first ranks of hosts that have a link. Other ranks are not connected. */
+static void hosts_connect(int ranks_of_host)
 {
     per_host = ranks_of_host;
     world_listen("127.0.0.1");
@@ -133,8 +143,9 @@ static void finish(void)
     world_release_all(peers);
     peers_release();
 }
-/* Two messages, of words that do not take the place of each other; then it waits for the answer. */
-static void talk(int to, int first, int last)
+/* Sends pairs of messages, and waits for the answer to each pair. The types of a pair differ, so that neither message
+   replaces the other. */
+static void exchange(int to, int first, int last)
 {
     for (int value = first; value < last; value += 2) {
         send_value(to, 0, value);
@@ -143,8 +154,8 @@ static void talk(int to, int first, int last)
             REQUIRE(clock_ms() < until);
     }
 }
-/* One that may be lost is said again. */
-static void insist(int to, int value)
+/* Sends a value again and again until it is answered. */
+static void exchange_with_repeats(int to, int value)
 {
     int64_t until = clock_ms() + JOIN_MS;
     for (int n = 0; atomic_load(&echoed[to]) < value; sleep_ms(1), n++) {
@@ -152,16 +163,16 @@ static void insist(int to, int value)
         REQUIRE(clock_ms() < until);
     }
 }
-static void talk_to_all(int first, int last)
+static void exchange_with_all(int first, int last)
 {
-    for (int hop = 1; hop < size; hop++) talk((rank + hop) % size, first, last);
+    for (int hop = 1; hop < size; hop++) exchange((rank + hop) % size, first, last);
 }
 
-static void talk_in_order(void)
+static void exchange_in_order(void)
 {
-    meet(2);
-    open_here();
-    talk_to_all(1, ROUNDS);
+    hosts_connect(2);
+    own_channel_open();
+    exchange_with_all(1, ROUNDS);
     world_barrier(size);
     REQUIRE(count_links() == (is_first(rank) ? 2 : 0));
     world_barrier(size);
@@ -170,34 +181,35 @@ static void talk_in_order(void)
 static void test_messages_keep_their_order_and_make_no_links(void **state)
 {
     (void)state;
-    world_run(6, talk_in_order, 0);
+    world_run(6, exchange_in_order, 0);
 }
-static void talk_between_sixteen(void)
+static void exchange_between_16_hosts(void)
 {
-    meet(1);
-    open_here();
-    talk_to_all(1, 20);
+    hosts_connect(1);
+    own_channel_open();
+    exchange_with_all(1, 20);
     world_barrier(size);
-    REQUIRE(count_links() == 7);                        /* 1, 2 and 4 ahead and behind, and 8 */
+    /* The links go to the hosts 1, 2 and 4 ahead and behind, and to the host 8 away. */
+    REQUIRE(count_links() == 7);
     world_barrier(size);
     finish();
 }
-static void test_sixteen_hosts_have_few_links(void **state)
+static void test_16_hosts_have_7_links_each(void **state)
 {
     (void)state;
-    world_run(16, talk_between_sixteen, 0);
+    world_run(16, exchange_between_16_hosts, 0);
 }
 static void come_late(void)
 {
-    meet(2);
-    if (!is_first(rank)) open_here();
+    hosts_connect(2);
+    if (!is_first(rank)) own_channel_open();
     int to = (rank + 2) % size;
     if (!is_first(rank)) {
         send_value(to, 0, 1);
         send_value(to, SECOND, 2);
     }
     world_barrier(size);
-    if (is_first(rank)) open_here();
+    if (is_first(rank)) own_channel_open();
     for (int64_t until = clock_ms() + JOIN_MS; !is_first(rank) && atomic_load(&echoed[to]) < 2; sleep_ms(1))
         REQUIRE(clock_ms() < until);
     world_barrier(size);
@@ -205,7 +217,7 @@ static void come_late(void)
     world_barrier(size);
     finish();
 }
-static void test_who_passes_on_may_come_late(void **state)
+static void test_forwarding_process_may_open_late(void **state)
 {
     (void)state;
     world_run(6, come_late, 0);
@@ -213,9 +225,9 @@ static void test_who_passes_on_may_come_late(void **state)
 static void leave_early(void)
 {
     int bye = -BYE;
-    meet(2);
-    open_here();
-    talk_to_all(1, 10);
+    hosts_connect(2);
+    own_channel_open();
+    exchange_with_all(1, 10);
     world_barrier(size);
     if (is_first(rank)) {
         for (int r = 0; r < size; r++)
@@ -224,9 +236,10 @@ static void leave_early(void)
     }
     world_barrier(size);
     for (int r = 1; r < size && !is_first(rank); r += 2)
-        if (r != rank) talk(r, 11, 20);
+        if (r != rank) exchange(r, 11, 20);
     world_barrier(size);
-    int gone = (rank + 1) % size;                       /* on the next host; it has not told this rank */
+    /* The first rank of the next host has closed its channel without a message to this rank. */
+    int gone = (rank + 1) % size;
     if (!is_first(rank)) send_value(gone, 0, 21);
     for (int64_t until = clock_ms() + JOIN_MS; !is_first(rank) && !atomic_load(&farewells[gone]); sleep_ms(1))
         REQUIRE(clock_ms() < until);
@@ -236,45 +249,45 @@ static void leave_early(void)
     if (is_first(rank)) channel = NULL;
     finish();
 }
-static void test_who_passes_on_may_leave_early(void **state)
+static void test_forwarding_process_may_leave_early(void **state)
 {
     (void)state;
     world_run(6, leave_early, 0);
 }
-/* Rank 2, the first of its host, is killed or stopped; the others go on, and say again what is not answered. */
+/* Rank 2, the first of its host, is killed or stopped. The others repeat each message until it is answered. */
 static void go_on_without(int signal)
 {
-    meet(2);
-    open_here();
-    talk_to_all(1, 10);
+    hosts_connect(2);
+    own_channel_open();
+    exchange_with_all(1, 10);
     world_barrier(size);
-    atomic_store(&says_again, true);
+    atomic_store(&ranks_repeat, true);
     world_barrier(size);
     if (rank == 2) raise(signal);
     for (int value = 12; rank != 2 && value < 20; value += 2)
         for (int r = 0; r < size; r++)
-            if (r != rank && r != 2) insist(r, value);
+            if (r != rank && r != 2) exchange_with_repeats(r, value);
     if (rank != 2) world_barrier(size - 1);
     if (rank == 0 && signal == SIGSTOP) REQUIRE(kill((pid_t)world->identity[2].pid, SIGCONT) == 0);
     finish();
 }
 static void die(void) { go_on_without(SIGKILL); }
 static void stop(void) { go_on_without(SIGSTOP); }
-static void test_who_passes_on_may_die(void **state)
+static void test_forwarding_process_may_die(void **state)
 {
     (void)state;
     world_run(6, die, 1u << 2);
 }
-static void test_who_passes_on_may_be_stopped(void **state)
+static void test_forwarding_process_may_be_stopped(void **state)
 {
     (void)state;
     world_run(6, stop, 0);
 }
-/* Rank 0 is the first of its host; what rank 1 has said before it is gone is on its way. */
+/* Rank 0, the first of its host, leaves. The messages that rank 1 has sent before still arrive. */
 static void pass_on_and_go(void)
 {
-    meet(2);
-    open_here();
+    hosts_connect(2);
+    own_channel_open();
     if (rank == 1) {
         send_value(3, 0, 1);
         send_value(3, SECOND, 2);
@@ -282,22 +295,23 @@ static void pass_on_and_go(void)
     world_barrier(size);
     if (rank == 0) { finish(); return; }
     if (rank == 3)
-        for (int64_t until = clock_ms() + JOIN_MS; atomic_load(&heard[1]) < 2; sleep_ms(1)) REQUIRE(clock_ms() < until);
+        for (int64_t until = clock_ms() + JOIN_MS; atomic_load(&received[1]) < 2; sleep_ms(1))
+            REQUIRE(clock_ms() < until);
     world_barrier(size - 1);
     finish();
 }
-static void test_who_goes_passes_on_what_has_come(void **state)
+static void test_leaving_process_forwards_the_messages_that_it_has(void **state)
 {
     (void)state;
     for (int i = 0; i < 20; i++) world_run(4, pass_on_and_go, 0);
 }
 
-/* ---- control messages that are wrong ---- */
+/* ---- malformed control messages ---- */
 static void forge(void)
 {
     int value = 1;
-    meet(2);
-    open_here();
+    hosts_connect(2);
+    own_channel_open();
     world_barrier(size);
     struct ctrl_msg msg = { .from = 0, .length = sizeof value };
     memcpy(msg.to.token, token, sizeof token);
@@ -315,11 +329,12 @@ static void forge(void)
         pthread_mutex_unlock(&registry.lock);
     }
     world_barrier(size);
-    talk_to_all(1, 10);                                 /* and nothing else has come */
+    /* `receive` fails if it has received a malformed message. */
+    exchange_with_all(1, 10);
     world_barrier(size);
     finish();
 }
-static void test_wrong_parcels_are_not_passed_on(void **state)
+static void test_malformed_messages_are_not_forwarded(void **state)
 {
     (void)state;
     world_run(4, forge, 0);
@@ -328,17 +343,17 @@ unit_function test_routes;
 int test_routes(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_every_route_ends_soon),
-        cmocka_unit_test(test_one_host_that_is_missing_is_passed_by),
-        cmocka_unit_test(test_a_route_ends_whoever_is_missing),
+        cmocka_unit_test(test_route_has_at_most_as_many_steps_as_its_distance),
+        cmocka_unit_test(test_route_leads_around_a_missing_host),
+        cmocka_unit_test(test_route_ends_whichever_hosts_are_missing),
         cmocka_unit_test(test_messages_keep_their_order_and_make_no_links),
-        cmocka_unit_test(test_sixteen_hosts_have_few_links),
-        cmocka_unit_test(test_who_passes_on_may_come_late),
-        cmocka_unit_test(test_who_passes_on_may_leave_early),
-        cmocka_unit_test(test_who_passes_on_may_die),
-        cmocka_unit_test(test_who_passes_on_may_be_stopped),
-        cmocka_unit_test(test_who_goes_passes_on_what_has_come),
-        cmocka_unit_test(test_wrong_parcels_are_not_passed_on),
+        cmocka_unit_test(test_16_hosts_have_7_links_each),
+        cmocka_unit_test(test_forwarding_process_may_open_late),
+        cmocka_unit_test(test_forwarding_process_may_leave_early),
+        cmocka_unit_test(test_forwarding_process_may_die),
+        cmocka_unit_test(test_forwarding_process_may_be_stopped),
+        cmocka_unit_test(test_leaving_process_forwards_the_messages_that_it_has),
+        cmocka_unit_test(test_malformed_messages_are_not_forwarded),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,11 +1,12 @@
-/* Where bytes lie, when a peer does not keep to what it said: its counts are in shared memory and may change after they
-   were checked. What they say then never leads beyond what was mapped. */
+/* The counts of a peer say where a chunk of its tensor lies. They are in shared memory, so a faulty peer may change
+   them after they were checked. Even then a located chunk lies within the mapped tensor. */
 #include "backend/execute/bind.h"
 #include "tests/support/unit.h"
 
 enum { MAPPED = 4096, TILE = 1024 };
 static unsigned char memory[MAPPED];
 
+/* Locates a tile of rank 0's chunk in `memory`, where rank 0's counts give the chunk `length` bytes at `offset`. */
 static struct piece locate(size_t length, size_t offset, int tile)
 {
     size_t lengths[] = { length }, offsets[] = { offset };
@@ -23,14 +24,14 @@ static void expect_inside(size_t length, size_t offset, int tile)
     struct piece p = locate(length, offset, tile);
     assert_true(p.at >= memory && p.at <= memory + MAPPED && p.length <= (size_t)(memory + MAPPED - p.at));
 }
-static void test_counts_that_hold_are_followed(void **state)
+static void test_chunk_lies_where_the_counts_say(void **state)
 {
     (void)state;
     struct piece p = locate(3000, 1096, 2);
     assert_ptr_equal(p.at, memory + 1096 + 2 * TILE);
     assert_int_equal(p.length, 3000 - 2 * TILE);
 }
-static void test_counts_that_changed_do_not_lead_outside(void **state)
+static void test_chunk_stays_within_the_mapping_whatever_the_counts(void **state)
 {
     static const size_t values[] = { 0, 1, 3000, MAPPED, MAPPED + 1, SIZE_MAX / 2, SIZE_MAX - TILE, SIZE_MAX };
     enum { COUNT = sizeof values / sizeof *values };
@@ -44,8 +45,8 @@ unit_function test_bind;
 int test_bind(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_counts_that_hold_are_followed),
-        cmocka_unit_test(test_counts_that_changed_do_not_lead_outside),
+        cmocka_unit_test(test_chunk_lies_where_the_counts_say),
+        cmocka_unit_test(test_chunk_stays_within_the_mapping_whatever_the_counts),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

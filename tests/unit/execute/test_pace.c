@@ -1,5 +1,4 @@
-/* How slots are written is found out while they are. */
-
+/* A thread decides by measurements whether it writes slots by ordinary stores or by streaming (execute/pace.h). */
 #include "backend/execute/pace.h"
 #include "tests/support/unit.h"
 
@@ -7,19 +6,20 @@ static void pace_record_times(struct pace *p, int times, double line_ns)
 {
     for (int i = 0; i < times; i++) pace_record_measurement(p, line_ns);
 }
-static void test_accidents_change_nothing(void **state)
+static void test_pace_ignores_single_long_times(void **state)
 {
     (void)state;
     struct pace p = { .line_ns = 150 };
     pace_record_times(&p, 10, 35);
     assert_true(p.ordinary_stores);
-    for (int i = 0; i < 30; i++) pace_record_times(&p, 1, i % 2 ? 35 : 1e6); /* interrupted, or the memory was busy */
+    /* An interruption or busy memory delays every second fetch. */
+    for (int i = 0; i < 30; i++) pace_record_times(&p, 1, i % 2 ? 35 : 1e6);
     assert_true(p.ordinary_stores);
     pace_record_times(&p, 20, 140);
     pace_record_times(&p, 1, 30);
     assert_false(p.ordinary_stores);
 }
-static void test_it_follows_the_cores(void **state)
+static void test_pace_follows_moves_between_near_and_far_cores(void **state)
 {
     (void)state;
     struct pace p = { .line_ns = 150 };
@@ -29,11 +29,12 @@ static void test_it_follows_the_cores(void **state)
         pace_record_times(&p, 10, 130);
         assert_false(p.ordinary_stores);
     }
-    pace_record_times(&p, 100, 1e9);                                /* however long, it is forgotten as quickly */
+    /* A long series of long times is forgotten as quickly as a short one. */
+    pace_record_times(&p, 100, 1e9);
     pace_record_times(&p, 10, 40);
     assert_true(p.ordinary_stores);
 }
-static void test_between_both_it_stays_as_it_is(void **state)
+static void test_pace_keeps_its_choice_between_the_limits(void **state)
 {
     (void)state;
     struct pace p = { .line_ns = 150 };
@@ -43,7 +44,7 @@ static void test_between_both_it_stays_as_it_is(void **state)
     pace_record_times(&p, 50, 75);
     assert_true(p.ordinary_stores);
 }
-static void test_it_goes_on_measuring(void **state)
+static void test_pace_measures_some_calls_with_either_choice(void **state)
 {
     (void)state;
     for (int ordinary = 0; ordinary < 2; ordinary++) {
@@ -57,10 +58,10 @@ unit_function test_pace;
 int test_pace(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_accidents_change_nothing),
-        cmocka_unit_test(test_it_follows_the_cores),
-        cmocka_unit_test(test_between_both_it_stays_as_it_is),
-        cmocka_unit_test(test_it_goes_on_measuring),
+        cmocka_unit_test(test_pace_ignores_single_long_times),
+        cmocka_unit_test(test_pace_follows_moves_between_near_and_far_cores),
+        cmocka_unit_test(test_pace_keeps_its_choice_between_the_limits),
+        cmocka_unit_test(test_pace_measures_some_calls_with_either_choice),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

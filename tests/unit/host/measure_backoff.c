@@ -1,8 +1,8 @@
-/* Not a test: measures a barrier of 8-byte flags between processes for given rungs of the backoff, to choose the
-   constants of backoff_for_thread. Usage: measure_backoff [blind] RANKS PAUSES YIELDS [MILLISECONDS [COMPUTE_US]]. With
-   COMPUTE_US, the last rank computes for so long before each barrier. Ranks leave the core to those who are missing
-   there, as the executor does, unless they are blind. Prints microseconds per barrier, how often a core went from rank
-   to rank, and the processor time of all. */
+/* Measures a barrier of 8-byte flags between processes for a given spin budget, to choose the constants of
+   backoff_for_thread. It is a program for use by hand, not a test: measure_backoff [blind] RANKS PAUSES YIELDS
+   [MILLISECONDS [COMPUTE_US]]. The last rank computes for COMPUTE_US microseconds before each barrier. Like the
+   executor, a rank yields its core without pauses if a rank that it awaits runs there; with `blind` it does not. Prints
+   per barrier the microseconds, the context switches and the processor time of all ranks. */
 #include "backend/base/clock.h"
 #include "backend/host/wait.h"
 #include <stdio.h>
@@ -18,6 +18,7 @@ struct flag { _Alignas(128) _Atomic uint64_t counter; _Alignas(128) _Atomic uint
 static struct flag *flags;
 static bool blind;
 
+/* True if a rank that has not reached `target` last ran on this rank's core. */
 static bool is_in_the_way(int rank, int ranks, uint64_t target)
 {
     uint32_t core = wait_core();
@@ -50,14 +51,15 @@ static uint64_t rounds_run(struct backoff backoff, int rank, int ranks, int64_t 
     for (int64_t until = clock_ms() + ms; rounds < last;) {
         rounds++;
         if (rank == ranks - 1 && compute_us) compute(compute_us);
-        if (rank == 0 && clock_ms() >= until) {                        /* this round is the last: say so before it */
+        /* Rank 0 announces the last round before it completes it. */
+        if (rank == 0 && clock_ms() >= until) {
             last = rounds;
             atomic_store(&flags[MOST_RANKS].counter, last);
         }
         counter_publish_and_wake(NULL, &flags[rank].counter, rounds, &flags[rank].waiters);
         for (int peer = 0; peer < ranks; peer++) flag_await(backoff, &flags[peer], rank, ranks, rounds);
-        uint64_t said = atomic_load(&flags[MOST_RANKS].counter);
-        if (said) last = said;
+        uint64_t announced = atomic_load(&flags[MOST_RANKS].counter);
+        if (announced) last = announced;
     }
     return rounds;
 }

@@ -1,5 +1,5 @@
-/* The memory of another process: what comes is what it has, whoever has died or is somebody else is not read, and what
- * cannot be read is an error with its reason. */
+/* A read of the memory of another process returns its bytes. It fails if the process has ended or another process has
+   its id, and if the memory is unreadable; the error gives the reason. */
 #include "backend/base/status.h"
 #include "backend/host/reading.h"
 #include "tests/support/forbid.h"
@@ -13,7 +13,7 @@
 enum { BYTES = 100003 };
 static unsigned char memory[BYTES], nonce[NONCE_BYTES] = "a random number";
 
-/* A process with other contents at the same addresses, which sleeps until it is killed. */
+/* Forks a process with other contents at the same addresses. It sleeps until it is killed. */
 static pid_t other_process(void)
 {
     int ready[2];
@@ -38,12 +38,12 @@ static struct read_source source_of(pid_t process)
     source.nonce[0] = '!';
     return source;
 }
-static void end(pid_t process)
+static void process_kill(pid_t process)
 {
     kill(process, SIGKILL);
     waitpid(process, NULL, 0);
 }
-static void what_it_has_comes(void **state)
+static void test_reading_returns_the_bytes_of_the_process(void **state)
 {
     static unsigned char got[BYTES];
     (void)state;
@@ -52,10 +52,10 @@ static void what_it_has_comes(void **state)
     assert_int_equal(reading_test_source(&source), 0);
     assert_int_equal(reading_copy(&source, got, (uintptr_t)memory, BYTES), 0);
     for (size_t i = 0; i < BYTES; i++) assert_int_equal(got[i], (unsigned char)(i * 7 + i / 256));
-    end(process);
+    process_kill(process);
 }
-/* The number of a process that has ended may be another's by the time it is used. */
-static void nobody_else_is_read(void **state)
+/* Another process may have got the id of a process that has ended. */
+static void test_reading_refuses_a_process_without_the_nonce(void **state)
 {
     unsigned char got[64];
     (void)state;
@@ -63,13 +63,14 @@ static void nobody_else_is_read(void **state)
     struct read_source source = source_of(process), itself = source_of(getpid()), nobody = source_of(0);
     assert_int_equal(reading_copy(&itself, got, (uintptr_t)memory, sizeof got), -ESRCH);
     assert_int_equal(reading_copy(&nobody, got, (uintptr_t)memory, sizeof got), -ESRCH);
-    end(process);
+    process_kill(process);
     assert_int_equal(reading_copy(&source, got, (uintptr_t)memory, sizeof got), -ESRCH);
     assert_int_equal(reading_test_source(&source), -ESRCH);
-    assert_int_equal(reading_failure_status(&source, -EFAULT, 0, 1), TUTTI_IN_PROGRESS); /* others tell of its end */
+    /* The connections of the process report its end, so reading does not fail the operation. */
+    assert_int_equal(reading_failure_status(&source, -EFAULT, 0, 1), TUTTI_IN_PROGRESS);
     assert_non_null(strstr(reading_reason(-ESRCH), "namespace"));
 }
-static void what_cannot_be_read_is_an_error(void **state)
+static void test_reading_unreadable_memory_fails_with_the_reason(void **state)
 {
     unsigned char got[64];
     (void)state;
@@ -85,11 +86,11 @@ static void what_cannot_be_read_is_an_error(void **state)
     assert_true(reading_is_possible(memory, BYTES) && reading_is_possible(NULL, 0));
     assert_false(reading_is_possible(hole, page + 1));
     munmap(hole, page);
-    end(process);
+    process_kill(process);
 }
-/* Pages of the kernel that every process has before its code of the kernel: like those of a device, they are no memory
-   that others can be given. */
-static void memory_of_a_device_is_told_apart(void **state)
+/* The kernel maps data pages of its own in every process, directly before the code that it maps there (vdso). Like the
+   memory of a device, process_vm_readv cannot read them. */
+static void test_reading_is_impossible_for_memory_of_a_device(void **state)
 {
     (void)state;
     const unsigned char *code = (const unsigned char *)getauxval(AT_SYSINFO_EHDR);
@@ -98,7 +99,7 @@ static void memory_of_a_device_is_told_apart(void **state)
     if (!code || mincore((void *)(uintptr_t)(code - 2 * page), page, &resident) != 0) skip();
     assert_false(reading_is_possible(code - 2 * page, page));
 }
-static void a_kernel_that_refuses(void **state)
+static void test_reading_reports_that_the_kernel_forbids_it(void **state)
 {
     (void)state;
     pid_t process = other_process(), reader = fork();
@@ -111,7 +112,7 @@ static void a_kernel_that_refuses(void **state)
     }
     int how;
     waitpid(reader, &how, 0);
-    end(process);
+    process_kill(process);
     if (WIFEXITED(how) && WEXITSTATUS(how) == 77) skip();
     assert_true(WIFEXITED(how) && WEXITSTATUS(how) == 0);
     assert_non_null(strstr(reading_reason(-EPERM), "ptrace_scope"));
@@ -121,11 +122,11 @@ unit_function test_reading;
 int test_reading(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(what_it_has_comes),
-        cmocka_unit_test(nobody_else_is_read),
-        cmocka_unit_test(what_cannot_be_read_is_an_error),
-        cmocka_unit_test(memory_of_a_device_is_told_apart),
-        cmocka_unit_test(a_kernel_that_refuses),
+        cmocka_unit_test(test_reading_returns_the_bytes_of_the_process),
+        cmocka_unit_test(test_reading_refuses_a_process_without_the_nonce),
+        cmocka_unit_test(test_reading_unreadable_memory_fails_with_the_reason),
+        cmocka_unit_test(test_reading_is_impossible_for_memory_of_a_device),
+        cmocka_unit_test(test_reading_reports_that_the_kernel_forbids_it),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

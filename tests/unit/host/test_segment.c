@@ -1,5 +1,6 @@
-/* A segment: shared by processes, sealed, without a name, sparse until asked for; what is wrong with it is an error.
-   The system calls that a test lets fail are replaced here. */
+/* A segment is shared by processes, sealed and without a name, and takes memory only for pages that a rank reserves. A
+   wrong nonce, size or seal is an error, and so is a lack of memory. The file replaces the system calls that a test
+   makes fail. */
 #include "backend/base/status.h"
 #include "backend/host/segment.h"
 #include "tests/support/failing_calls.h"
@@ -17,12 +18,13 @@ enum { RANKS = 3, SLOT_BYTES = 1 << 20, PAIR_BYTES = 5000 };
 static const struct segment_shape shape = { RANKS, RANKS, SLOT_BYTES, PAIR_BYTES, 0 };
 static const unsigned char nonce[16] = "0123456789abcde";
 
-/* ---- system calls that fail when told to ---- */
+/* ---- system calls that a test makes fail ---- */
 static int madvise_error;
 int madvise(void *at, size_t bytes, int advice)
 {
     if (madvise_error) { errno = madvise_error; return -1; }
-    if (machine_is_full && advice == 23) { errno = EFAULT; return -1; }        /* MADV_POPULATE_WRITE */
+    /* 23 is MADV_POPULATE_WRITE. */
+    if (machine_is_full && advice == 23) { errno = EFAULT; return -1; }
     return (int)syscall(SYS_madvise, at, bytes, advice);
 }
 
@@ -57,12 +59,13 @@ static int exit_code(pid_t child)
 }
 
 /* ---- tests ---- */
-static void test_is_shared_with_another_process(void **state)
+static void test_segment_is_shared_with_another_process(void **state)
 {
     struct segment mine, theirs;
     int descriptor = create(&mine);
     pid_t child = fork();
-    if (child == 0) {                                   /* it does not have `mine`, others may lie there */
+    if (child == 0) {
+        /* The child does not inherit the mapping `mine`, and other memory may lie at its address. */
         if (segment_attach(&theirs, &shape, nonce, descriptor) != TUTTI_OK) _exit(1);
         segment_slots(&theirs, 2)[SLOT_BYTES - 1] = 42;
         segment_pair(&theirs, 2, 1)[PAIR_BYTES - 1] = 43;
@@ -96,7 +99,7 @@ static void test_regions_do_not_overlap_and_are_aligned(void **state)
     segment_detach(&s);
     (void)state;
 }
-static void test_begins_as_zeros(void **state)
+static void test_segment_begins_as_zeros(void **state)
 {
     struct segment s;
     close(create(&s));
@@ -112,7 +115,8 @@ static void test_wrong_nonce_is_refused(void **state)
     assert_int_equal(segment_attach(&theirs, &shape, wrong, descriptor), TUTTI_SYSTEM);
     assert_non_null(strstr(status_detail(), "does not belong to this group"));
     assert_null(theirs.base);
-    assert_int_equal(fcntl(descriptor, F_GETFD), -1);                  /* it has been closed */
+    /* segment_attach has closed the descriptor. */
+    assert_int_equal(fcntl(descriptor, F_GETFD), -1);
     segment_detach(&mine);
     (void)state;
 }
@@ -137,7 +141,7 @@ static void test_unsealed_memory_is_refused(void **state)
     segment_detach(&mine);
     (void)state;
 }
-static void test_cannot_be_shrunk_nor_grown(void **state)
+static void test_segment_cannot_be_shrunk_nor_grown(void **state)
 {
     struct segment mine;
     int descriptor = create(&mine);
@@ -163,10 +167,12 @@ static void test_slots_take_memory_only_when_reserved(void **state)
     segment_detach(&mine);
     (void)state;
 }
-static void test_what_is_there_from_the_start_grows_with_the_ranks(void **state)
+static void test_resident_bytes_grow_in_proportion_to_the_ranks(void **state)
 {
-    enum { MANY = 128, ACCOUNT = 2048, SAID = DECLARATIONS * sizeof(struct declaration) };
-    enum { EACH = TRACKS * sizeof(struct line) + sizeof(struct control) + SAID + sizeof(struct join_info) + ACCOUNT };
+    enum { MANY = 128, ACCOUNT = 2048, DECLARED = DECLARATIONS * sizeof(struct declaration) };
+    enum {
+        EACH = TRACKS * sizeof(struct line) + sizeof(struct control) + DECLARED + sizeof(struct join_info) + ACCOUNT
+    };
     static const struct segment_shape many = { MANY, MANY, SLOT_BYTES, PAIR_BYTES, ACCOUNT };
     struct segment s;
     int descriptor = -1;
@@ -184,7 +190,7 @@ static void test_what_is_there_from_the_start_grows_with_the_ranks(void **state)
     segment_detach(&s);
     (void)state;
 }
-static void test_full_machine_is_an_error_with_bytes(void **state)
+static void test_full_machine_is_an_error_that_names_the_bytes(void **state)
 {
     struct segment mine, none = { 0 };
     int descriptor = create(&mine), other = -7;
@@ -202,14 +208,15 @@ static void test_full_machine_is_an_error_with_bytes(void **state)
     segment_detach(&mine);
     (void)state;
 }
-static void keep_a_spare_block(void)                    /* of the arena */
+/* Makes the arena keep one spare block. */
+static void keep_a_spare_block(void)
 {
     void *at;
     assert_int_equal(arena_allocate(1 << 20, &at), TUTTI_OK);
     assert_int_equal(arena_free(at), TUTTI_OK);
     assert_int_equal(arena_extent().blocks, 1);
 }
-static void test_the_arenas_spare_is_given_up_first(void **state)
+static void test_spare_block_of_the_arena_is_freed_before_a_call_fails(void **state)
 {
     struct segment mine;
     keep_a_spare_block();
@@ -223,7 +230,7 @@ static void test_the_arenas_spare_is_given_up_first(void **state)
     segment_detach(&mine);
     (void)state;
 }
-static void test_old_kernel_allocates_at_once(void **state)
+static void test_old_kernel_allocates_all_pages_at_once(void **state)
 {
     struct segment mine;
     madvise_error = EINVAL;
@@ -235,7 +242,7 @@ static void test_old_kernel_allocates_at_once(void **state)
     segment_detach(&mine);
     (void)state;
 }
-static void test_refused_memfd_is_named(void **state)
+static void test_error_names_the_refused_memfd_create(void **state)
 {
     struct segment none;
     int descriptor;
@@ -272,7 +279,8 @@ static void test_sizes_that_do_not_fit_are_refused(void **state)
     }
     (void)state;
 }
-/* The kernel's short words for what is kept out of children and of core files. */
+/* True if the kernel lists the flag for the mapping at `at`: " dc" keeps it out of forked children, " dd" out of core
+   files. */
 static bool has_flag(const void *at, const char *flag)
 {
     char line[512];
@@ -286,7 +294,7 @@ static bool has_flag(const void *at, const char *flag)
     fclose(maps);
     return found;
 }
-static void test_neither_children_nor_core_files_get_it(void **state)
+static void test_segment_is_kept_from_children_and_core_files(void **state)
 {
     struct segment mine, theirs;
     int descriptor = create(&mine);
@@ -300,7 +308,7 @@ static void test_neither_children_nor_core_files_get_it(void **state)
     segment_detach(&mine);
     (void)state;
 }
-static void test_leaves_no_name_and_no_descriptor(void **state)
+static void test_segment_leaves_no_name_and_no_descriptor(void **state)
 {
     int names = count_entries("/dev/shm"), open = count_entries("/proc/self/fd");
     for (int i = 0; i < 20; i++) {
@@ -320,23 +328,23 @@ unit_function test_segment;
 int test_segment(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_is_shared_with_another_process),
+        cmocka_unit_test(test_segment_is_shared_with_another_process),
         cmocka_unit_test(test_regions_do_not_overlap_and_are_aligned),
-        cmocka_unit_test(test_begins_as_zeros),
+        cmocka_unit_test(test_segment_begins_as_zeros),
         cmocka_unit_test(test_wrong_nonce_is_refused),
         cmocka_unit_test(test_wrong_size_is_refused),
         cmocka_unit_test(test_unsealed_memory_is_refused),
-        cmocka_unit_test(test_cannot_be_shrunk_nor_grown),
+        cmocka_unit_test(test_segment_cannot_be_shrunk_nor_grown),
         cmocka_unit_test(test_slots_take_memory_only_when_reserved),
-        cmocka_unit_test(test_what_is_there_from_the_start_grows_with_the_ranks),
-        cmocka_unit_test(test_full_machine_is_an_error_with_bytes),
-        cmocka_unit_test(test_the_arenas_spare_is_given_up_first),
-        cmocka_unit_test(test_old_kernel_allocates_at_once),
-        cmocka_unit_test(test_refused_memfd_is_named),
+        cmocka_unit_test(test_resident_bytes_grow_in_proportion_to_the_ranks),
+        cmocka_unit_test(test_full_machine_is_an_error_that_names_the_bytes),
+        cmocka_unit_test(test_spare_block_of_the_arena_is_freed_before_a_call_fails),
+        cmocka_unit_test(test_old_kernel_allocates_all_pages_at_once),
+        cmocka_unit_test(test_error_names_the_refused_memfd_create),
         cmocka_unit_test(test_file_limit_is_an_error_not_a_signal),
         cmocka_unit_test(test_sizes_that_do_not_fit_are_refused),
-        cmocka_unit_test(test_neither_children_nor_core_files_get_it),
-        cmocka_unit_test(test_leaves_no_name_and_no_descriptor),
+        cmocka_unit_test(test_segment_is_kept_from_children_and_core_files),
+        cmocka_unit_test(test_segment_leaves_no_name_and_no_descriptor),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -9,7 +9,8 @@ static inline uint64_t random_bits(void) { return random_next(&random_state); }
 static inline uint64_t read_code(const void *array, size_t i, tutti_dtype dtype)
 {
     uint64_t code = 0;
-    memcpy(&code, (const char *)array + i * bytes_of(dtype), bytes_of(dtype)); /* little-endian, as all our machines */
+    /* All supported machines are little-endian. */
+    memcpy(&code, (const char *)array + i * bytes_of(dtype), bytes_of(dtype));
     return code;
 }
 
@@ -18,8 +19,8 @@ static inline void write_code(void *array, size_t i, tutti_dtype dtype, uint64_t
     memcpy((char *)array + i * bytes_of(dtype), &code, bytes_of(dtype));
 }
 
-/* Zero, denormals, extremes, infinities and NaN with their neighbours and payloads, of both signs; of integers, their
-   extremes. */
+/* Returns a code at random among zero, denormals, extremes, infinities and NaN with their neighbours and payloads, of
+   both signs; for integers among their extremes. */
 static inline uint64_t special_code(tutti_dtype dtype)
 {
     struct format f = format_of(dtype);
@@ -38,7 +39,7 @@ static inline uint64_t special_code(tutti_dtype dtype)
     return codes[random_bits() % (sizeof codes / sizeof codes[0])] | sign << (f.bits - 1);
 }
 
-/* A number of ordinary size, so that sums and products of several do not all end as infinity. */
+/* Returns the code of a number of ordinary size, so that not all sums and products of several are infinite. */
 static inline uint64_t ordinary_code(tutti_dtype dtype)
 {
     if (!is_floating(dtype)) return cut(random_bits(), dtype);

@@ -1,6 +1,6 @@
-/* What the kernels should compute, one element at a time, the plain way: numbers are decoded to double by ldexp,
- * rounded by nearbyint in units of the last place, integers are computed in 64 bits and cut. Nothing here is shared
- * with the kernels but the enums. Elements are handled as codes: their bits in the low end of a uint64_t. */
+/* Computes the results that kernels must have, one element at a time, in the plain way: numbers are decoded to double
+   by ldexp and rounded by nearbyint in units of the last place; integers are computed in 64 bits and cut. Only the
+   enums are those of the kernels. Elements are handled as codes: their bits in the low end of a uint64_t. */
 #pragma once
 #include "include/tutti.h"
 #include <math.h>
@@ -8,8 +8,10 @@
 
 struct format {
     int bits, mantissa, bias;
-    bool infinite; /* the largest exponent means infinity and NaN */
-    uint64_t nan;  /* the NaN of results */
+    /* The largest exponent means infinity and NaN. */
+    bool infinite;
+    /* The code of NaN in results. */
+    uint64_t nan;
 };
 
 static inline struct format format_of(tutti_dtype dtype)
@@ -70,7 +72,8 @@ static inline double decode(struct format f, uint64_t code)
     return code >> (f.bits - 1) & 1 ? -value : value;
 }
 
-/* Nearest, ties to even; beyond the largest number infinity, or the largest number where there is no infinity. */
+/* Rounds to nearest, ties to even. Beyond the largest number returns infinity, or the largest number if the format has
+   no infinity. */
 static inline uint64_t encode(struct format f, double value)
 {
     if (isnan(value)) return f.nan;
@@ -99,7 +102,7 @@ static inline double smaller(double a, double b)
     return a < b ? a : b;
 }
 
-/* float32 arithmetic for everything up to float32, float64 for float64. */
+/* Computes in float64 if `wide` is set (for float64), otherwise in float32. */
 static inline double combine_floating(bool wide, tutti_op op, double a, double b)
 {
     switch (op) {
@@ -150,7 +153,7 @@ static inline uint64_t reference_floating(tutti_dtype dtype, tutti_op op, const 
     return encode(format, total);
 }
 
-/* codes[0] op codes[1] op …, divided. */
+/* Returns codes[0] op codes[1] op …, divided by the divisor. */
 static inline uint64_t reference(tutti_dtype dtype, tutti_op op, const uint64_t *codes, int count, int divisor)
 {
     if (count == 1 && divisor == 1) return codes[0];

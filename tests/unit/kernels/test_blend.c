@@ -1,5 +1,5 @@
-/* Sums of rows with weights, and products of rows, on every instruction set: the bits of a reference that does what
-   kernels/blend.h says, one element at a time; rows that are missing; and nothing else written. */
+/* Sums of rows with weights, and dot products of rows, have on every instruction set the bits of a reference that does
+   what kernels/blend.h states, one element at a time. Rows may be missing. No byte outside the result is written. */
 #include "kernels/blend.h"
 #include "kernels/reduce.h"
 #include "tests/support/unit.h"
@@ -21,7 +21,8 @@ static void expect(tutti_dtype dtype, const void *const *from, bool weighted, si
         bool first = true;
         for (int k = 0; k < ROWS; k++) {
             if (!from[k]) continue;
-            volatile float x = number_at(from[k], i, dtype) * (weighted ? weight[k] : 1); /* rounded first */
+            /* The product is rounded before it is added. */
+            volatile float x = number_at(from[k], i, dtype) * (weighted ? weight[k] : 1);
             sum = first ? x : sum + x;
             first = false;
         }
@@ -53,7 +54,7 @@ static void check(tutti_dtype dtype, const void *const *from, bool weighted, siz
 static const tutti_dtype dtypes[] = { TUTTI_FLOAT32, TUTTI_BFLOAT16, TUTTI_FLOAT16 };
 static const size_t lengths[] = { 1, 2, 7, 63, 64, 65, 128, 200, 520 };
 
-/* form: which rows are there, and whether they have weights */
+/* Bits of `form`: one for each row that is not missing, and above them whether rows have weights. */
 static void compare(tutti_dtype dtype, size_t columns, int form)
 {
     const void *from[ROWS];
@@ -77,17 +78,17 @@ static void all_shapes(bool special)
                 compare(dtypes[d], lengths[c], form);
             }
 }
-static void matches_the_reference(void **state)
+static void test_blend_matches_the_reference(void **state)
 {
     (void)state;
     all_shapes(false);
 }
-static void matches_it_beyond_all_bounds(void **state)
+static void test_blend_matches_the_reference_for_special_numbers(void **state)
 {
     (void)state;
     all_shapes(true);
 }
-static void other_types_have_none(void **state)
+static void test_other_types_have_no_blend(void **state)
 {
     (void)state;
     for (tutti_dtype dtype = 0; dtype < TUTTI_DTYPE_COUNT; dtype++) {
@@ -101,7 +102,8 @@ static void other_types_have_none(void **state)
 unit_function test_blend;
 int test_blend(void)
 {
-    const struct CMUnitTest tests[] = { cmocka_unit_test(matches_the_reference),
-        cmocka_unit_test(matches_it_beyond_all_bounds), cmocka_unit_test(other_types_have_none) };
+    const struct CMUnitTest tests[] = { cmocka_unit_test(test_blend_matches_the_reference),
+        cmocka_unit_test(test_blend_matches_the_reference_for_special_numbers),
+        cmocka_unit_test(test_other_types_have_no_blend) };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

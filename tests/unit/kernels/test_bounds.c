@@ -1,5 +1,5 @@
-/* Nothing outside the arrays is touched, not even read: every array ends where memory ends, and then begins where
- * memory begins. A violation is a segmentation fault. */
+/* Kernels neither read nor write outside of their arrays. Every array ends directly before, and then begins directly
+   behind, a page without access, so a violation is a segmentation fault. */
 #include "kernels/blend.h"
 #include "kernels/compress.h"
 #include "kernels/norm.h"
@@ -9,7 +9,8 @@
 #include <sys/mman.h>
 
 enum { FROM = 3, TO = 2, ARRAYS = FROM + TO };
-static char *pages[ARRAYS]; /* one page each, between two that may not be touched */
+/* One page for each array, between two pages without access. */
+static char *pages[ARRAYS];
 static size_t page_bytes;
 
 static int map_pages(void **state)
@@ -48,7 +49,7 @@ static void call(tutti_dtype dtype, tutti_op op, size_t count, bool at_end)
     if (scale_find(dtype)) scale_find(dtype)(to[0], from[0], count, 0.5);
 }
 
-static void stays_inside(void **state)
+static void test_reductions_stay_inside_their_arrays(void **state)
 {
     (void)state;
     for (int i = 0; kernels_isa_name(i); i++) {
@@ -75,7 +76,7 @@ static void pack(const struct packing *how, size_t count, bool at_end)
     for (int i = 0; i < 2; i++) pack_find(TUTTI_FLOAT32)(at[i], at[2], i ? at[3] : NULL, count, how, 0);
     unpack_find(TUTTI_FLOAT32)(at[4], (const void *const *)at, 2, count, how, 0, 1.0f);
 }
-static void packs_inside(void **state)
+static void test_packing_stays_inside_its_arrays(void **state)
 {
     (void)state;
     for (int i = 0; kernels_isa_name(i); i++) {
@@ -91,7 +92,8 @@ static void packs_inside(void **state)
 }
 
 enum { ROWS = 4 };
-static void place(char **at, size_t bytes, bool at_end)                /* rows of zeros, each in a page of its own */
+/* Puts rows of zeros into pages of their own. */
+static void rows_place(char **at, size_t bytes, bool at_end)
 {
     for (int i = 0; i < ROWS; i++) {
         at[i] = pages[i] + (at_end ? page_bytes - bytes : 0);
@@ -101,11 +103,11 @@ static void place(char **at, size_t bytes, bool at_end)                /* rows o
 static void normalise(tutti_dtype dtype, size_t columns, bool at_end)
 {
     char *at[ROWS];
-    place(at, columns * bytes_of(dtype), at_end);
+    rows_place(at, columns * bytes_of(dtype), at_end);
     struct norm how = { .centred = at_end, .columns = columns, .weight = at[2], .bias = at[3] };
     norm_find(dtype)(&how, at[0], at[1], 1);
 }
-static void normalises_inside(void **state)
+static void test_norm_stays_inside_its_arrays(void **state)
 {
     (void)state;
     for (int i = 0; kernels_isa_name(i); i++) {
@@ -121,12 +123,12 @@ static void normalises_inside(void **state)
 static void blend(tutti_dtype dtype, size_t columns, bool at_end)
 {
     char *at[ROWS];
-    place(at, columns * bytes_of(dtype), at_end);
+    rows_place(at, columns * bytes_of(dtype), at_end);
     const float weights[3] = { 1, 2, 3 };
     blend_find(dtype)(at[0], (const void *const[]){ at[1], NULL, at[2] }, at_end ? weights : NULL, 3, columns);
     assert_true(dot_find(dtype)(at[1], at[2], columns) == 0);
 }
-static void blends_inside(void **state)
+static void test_blend_stays_inside_its_arrays(void **state)
 {
     (void)state;
     for (int i = 0; kernels_isa_name(i); i++) {
@@ -143,7 +145,8 @@ static void blends_inside(void **state)
 unit_function test_bounds;
 int test_bounds(void)
 {
-    const struct CMUnitTest tests[] = { cmocka_unit_test(stays_inside), cmocka_unit_test(packs_inside),
-        cmocka_unit_test(normalises_inside), cmocka_unit_test(blends_inside) };
+    const struct CMUnitTest tests[] = { cmocka_unit_test(test_reductions_stay_inside_their_arrays),
+        cmocka_unit_test(test_packing_stays_inside_its_arrays), cmocka_unit_test(test_norm_stays_inside_its_arrays),
+        cmocka_unit_test(test_blend_stays_inside_its_arrays) };
     return cmocka_run_group_tests(tests, map_pages, unmap_pages);
 }

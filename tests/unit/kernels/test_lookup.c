@@ -1,4 +1,4 @@
-/* Which functions there are, and the choice of the instruction set. */
+/* The types and operations that have kernels, and the choice of the instruction set. */
 #include "kernels/reduce.h"
 #include "tests/support/unit.h"
 
@@ -20,7 +20,7 @@ static bool makes_sense(tutti_dtype dtype, tutti_op op)
     }
 }
 
-static void each_pair_that_makes_sense_has_a_function(void **state)
+static void test_each_pair_that_makes_sense_has_a_kernel(void **state)
 {
     (void)state;
     for (int i = 0; kernels_isa_name(i); i++) {
@@ -33,7 +33,7 @@ static void each_pair_that_makes_sense_has_a_function(void **state)
     }
 }
 
-static void sums_of_the_usual_types_can_go_around_the_caches(void **state)
+static void test_sums_of_the_usual_types_have_streamed_kernels(void **state)
 {
     (void)state;
     for (int i = 0; kernels_isa_name(i); i++) {
@@ -49,7 +49,7 @@ static void sums_of_the_usual_types_can_go_around_the_caches(void **state)
     assert_null(reduce_streamed_find((tutti_dtype)TUTTI_DTYPE_COUNT, TUTTI_SUM));
 }
 
-static void average_and_premultiplied_sum_are_sums(void **state)
+static void test_average_and_premultiplied_sum_have_the_kernel_of_sums(void **state)
 {
     (void)state;
     assert_ptr_equal(reduce_find(TUTTI_INT32, TUTTI_AVG), reduce_find(TUTTI_INT32, TUTTI_SUM));
@@ -57,7 +57,7 @@ static void average_and_premultiplied_sum_are_sums(void **state)
     assert_ptr_equal(reduce_find(TUTTI_FLOAT16, TUTTI_PREMUL_SUM), reduce_find(TUTTI_FLOAT16, TUTTI_SUM));
 }
 
-static void what_is_no_dtype_or_op_has_no_function(void **state)
+static void test_invalid_dtype_or_op_has_no_kernel(void **state)
 {
     (void)state;
     assert_null(reduce_find((tutti_dtype)TUTTI_DTYPE_COUNT, TUTTI_SUM));
@@ -67,8 +67,8 @@ static void what_is_no_dtype_or_op_has_no_function(void **state)
     assert_null(scale_find((tutti_dtype)TUTTI_DTYPE_COUNT));
 }
 
-/* First of all tests: nothing has been chosen yet. */
-static void the_best_is_used_unless_told_otherwise(void **state)
+/* This is the first test, before another one selects an instruction set. */
+static void test_best_instruction_set_is_the_default(void **state)
 {
     (void)state;
     int last = 0;
@@ -76,7 +76,7 @@ static void the_best_is_used_unless_told_otherwise(void **state)
     assert_string_equal(kernels_isa(), kernels_isa_name(last));
 }
 
-static void the_choice_takes_effect(void **state)
+static void test_selected_instruction_set_is_used(void **state)
 {
     (void)state;
     assert_string_equal(kernels_isa_name(0), "scalar");
@@ -98,12 +98,12 @@ unit_function test_lookup;
 int test_lookup(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(the_best_is_used_unless_told_otherwise),
-        cmocka_unit_test(each_pair_that_makes_sense_has_a_function),
-        cmocka_unit_test(sums_of_the_usual_types_can_go_around_the_caches),
-        cmocka_unit_test(average_and_premultiplied_sum_are_sums),
-        cmocka_unit_test(what_is_no_dtype_or_op_has_no_function),
-        cmocka_unit_test(the_choice_takes_effect),
+        cmocka_unit_test(test_best_instruction_set_is_the_default),
+        cmocka_unit_test(test_each_pair_that_makes_sense_has_a_kernel),
+        cmocka_unit_test(test_sums_of_the_usual_types_have_streamed_kernels),
+        cmocka_unit_test(test_average_and_premultiplied_sum_have_the_kernel_of_sums),
+        cmocka_unit_test(test_invalid_dtype_or_op_has_no_kernel),
+        cmocka_unit_test(test_selected_instruction_set_is_used),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

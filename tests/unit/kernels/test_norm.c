@@ -1,5 +1,6 @@
-/* norm on every instruction set: the bits of a reference that does what kernels/norm.h says, one element at a time; for
-   columns around the block, with and without a residual, a weight, a bias; and nothing else written. */
+/* norm has on every instruction set the bits of a reference that does what kernels/norm.h states, one element at a
+   time: for numbers of columns around a block, with and without a residual, a weight and a bias. No byte outside the
+   result is written. */
 #include "kernels/norm.h"
 #include "kernels/reduce.h"
 #include "tests/support/unit.h"
@@ -14,7 +15,7 @@ static float number_at(const void *array, size_t i, tutti_dtype dtype)
 {
     return (float)decode(format_of(dtype), read_code(array, i, dtype));
 }
-static void put(void *array, size_t i, tutti_dtype dtype, float number)
+static void write_number(void *array, size_t i, tutti_dtype dtype, float number)
 {
     write_code(array, i, dtype, encode(format_of(dtype), (double)number));
 }
@@ -41,7 +42,7 @@ static void normalise(const struct norm *n, tutti_dtype dtype, const float *x, c
         float y = away[i] * scale;
         if (n->weight) y = y * number_at(n->weight, i, dtype);
         if (n->bias) y = y + number_at(n->bias, i, dtype);
-        put(out, i, dtype, y);
+        write_number(out, i, dtype, y);
     }
 }
 static void expect(const struct norm *n, tutti_dtype dtype, bool has_residual)
@@ -52,7 +53,7 @@ static void expect(const struct norm *n, tutti_dtype dtype, bool has_residual)
         for (size_t i = 0; i < n->columns; i++) {
             x[i] = number_at(given[ROW] + at, i, dtype);
             if (!has_residual) continue;
-            put(expected[RESIDUAL] + at, i, dtype, x[i] + number_at(given[RESIDUAL] + at, i, dtype));
+            write_number(expected[RESIDUAL] + at, i, dtype, x[i] + number_at(given[RESIDUAL] + at, i, dtype));
             x[i] = number_at(expected[RESIDUAL] + at, i, dtype);
         }
         normalise(n, dtype, x, expected[ROW] + at);
@@ -104,23 +105,23 @@ static void fill_ordinary(void *array, size_t count, tutti_dtype dtype)
 {
     for (size_t i = 0; i < count; i++) write_code(array, i, dtype, ordinary_code(dtype));
 }
-static void matches_the_reference(void **state)
+static void test_norm_matches_the_reference(void **state)
 {
     (void)state;
     all_shapes(fill_ordinary);
 }
-/* One row in three has a number at which arithmetic goes wrong. */
+/* One number of each array is one at which arithmetic may go wrong. */
 static void fill_special(void *array, size_t count, tutti_dtype dtype)
 {
     fill_ordinary(array, count, dtype);
     write_code(array, random_bits() % count, dtype, special_code(dtype));
 }
-static void matches_it_beyond_all_bounds(void **state)
+static void test_norm_matches_the_reference_for_special_numbers(void **state)
 {
     (void)state;
     all_shapes(fill_special);
 }
-static void other_types_have_none(void **state)
+static void test_other_types_have_no_norm(void **state)
 {
     (void)state;
     for (tutti_dtype dtype = 0; dtype < TUTTI_DTYPE_COUNT; dtype++) {
@@ -133,7 +134,8 @@ static void other_types_have_none(void **state)
 unit_function test_norm;
 int test_norm(void)
 {
-    const struct CMUnitTest tests[] = { cmocka_unit_test(matches_the_reference),
-        cmocka_unit_test(matches_it_beyond_all_bounds), cmocka_unit_test(other_types_have_none) };
+    const struct CMUnitTest tests[] = { cmocka_unit_test(test_norm_matches_the_reference),
+        cmocka_unit_test(test_norm_matches_the_reference_for_special_numbers),
+        cmocka_unit_test(test_other_types_have_no_norm) };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,4 +1,4 @@
-/* Packed gradients: what arrives and what was lost are what was given, each form keeps what it promises, and all
+/* Packed gradients: the unpacked numbers and the residual sum to the given numbers, each form has its accuracy, and all
    instruction sets give the same bits. */
 #include "kernels/compress.h"
 #include "kernels/reduce.h"
@@ -29,6 +29,7 @@ static const struct packing forms[] = {
     { .form = PACKING_THRESHOLD, .kept = 20, .threshold = 1e-6f },
 };
 enum { FORMS = sizeof forms / sizeof forms[0] };
+/* The gradients, the residual before and after packing, and the unpacked numbers. */
 static float from[COUNT_MAX], before[COUNT_MAX], lost[COUNT_MAX], arrived[COUNT_MAX + GUARD];
 static char packed[COUNT_MAX * 8 + 4 + GUARD];
 
@@ -40,8 +41,8 @@ static void fill_ordinary(void)
         before[i] = (float)ldexp((double)(int64_t)random_bits(), -66);
     }
 }
-/* Packs and unpacks; nothing is written beside the arrays. */
-static void carry(const struct packing *how, size_t count, bool keeps)
+/* Packs and unpacks, with a residual if `keeps` is set. No byte beside the arrays is written. */
+static void pack_and_unpack(const struct packing *how, size_t count, bool keeps)
 {
     const void *sources[1] = { packed };
     size_t bytes = packing_bytes(how, count);
@@ -55,20 +56,20 @@ static void carry(const struct packing *how, size_t count, bool keeps)
     for (size_t i = 0; i < GUARD * sizeof(float); i++) assert_int_equal(((char *)&arrived[count])[i], 0x5a);
     for (size_t i = count; i < COUNT_MAX; i++) assert_true(lost[i] == before[i]);
 }
-static void test_nothing_gets_lost_that_is_not_kept(void **state)
+static void test_residual_has_all_that_does_not_arrive(void **state)
 {
     (void)state;
     for (int f = 0; f < FORMS; f++)
         for (int c = 0; c < COUNTS; c++) {
             fill_ordinary();
-            carry(&forms[f], counts[c], true);
+            pack_and_unpack(&forms[f], counts[c], true);
             for (size_t i = 0; i < counts[c]; i++) {
                 float given = from[i] + before[i];
                 assert_true(fabsf(arrived[i] + lost[i] - given) <= 0x1p-23f * (fabsf(given) + fabsf(arrived[i])));
             }
         }
 }
-static void test_all_sets_give_the_same_bits(void **state)
+static void test_all_instruction_sets_give_the_same_bits(void **state)
 {
     (void)state;
     static float first_lost[COUNT_MAX], first_arrived[COUNT_MAX];
@@ -79,7 +80,7 @@ static void test_all_sets_give_the_same_bits(void **state)
             else fill(from, COUNT_MAX, TUTTI_FLOAT32);
             for (int i = 0; kernels_isa_name(i); i++) {
                 assert_true(kernels_select_isa(kernels_isa_name(i)));
-                carry(&forms[f], counts[c], true);
+                pack_and_unpack(&forms[f], counts[c], true);
                 if (i == 0) {
                     memcpy(first_lost, lost, sizeof lost);
                     memcpy(first_arrived, arrived, sizeof first_arrived);
@@ -95,7 +96,7 @@ static void test_all_sets_give_the_same_bits(void **state)
 }
 
 /* ---- each form ---- */
-static void test_sixteen_bits_are_the_nearest(void **state)
+static void test_numbers_of_16_bits_are_the_nearest(void **state)
 {
     (void)state;
     for (int half = 0; half < 2; half++) {
@@ -105,7 +106,7 @@ static void test_sixteen_bits_are_the_nearest(void **state)
         for (int turn = 0; turn < 30; turn++) {
             fill(from, COUNT_MAX, TUTTI_FLOAT32);
             for (size_t i = 0; i < COUNT_MAX; i += 3) from[i] = (float)ldexp(from[i], -20);
-            carry(&how, COUNT_MAX, false);
+            pack_and_unpack(&how, COUNT_MAX, false);
             for (size_t i = 0; i < COUNT_MAX; i++) {
                 double number = (double)from[i], nearest = decode(f, encode(f, number));
                 if (isnan(from[i])) assert_true(isnan(arrived[i]));
@@ -115,14 +116,14 @@ static void test_sixteen_bits_are_the_nearest(void **state)
         }
     }
 }
-static void test_integers_share_a_scale(void **state)
+static void test_integers_of_a_block_share_a_scale(void **state)
 {
     (void)state;
     for (int f = 0; f < FORMS; f++) {
         if (forms[f].form != PACKING_INT8 && forms[f].form != PACKING_INT4) continue;
         float most = forms[f].form == PACKING_INT8 ? 127 : 7, slack = forms[f].stochastic ? 1.0f : 0.5f;
         fill_ordinary();
-        carry(&forms[f], COUNT_MAX, false);
+        pack_and_unpack(&forms[f], COUNT_MAX, false);
         for (size_t at = 0; at < COUNT_MAX; at += PACKING_BLOCK) {
             float largest = 0;
             for (size_t i = at; i < at + PACKING_BLOCK && i < COUNT_MAX; i++) largest = fmaxf(largest, fabsf(from[i]));
@@ -134,8 +135,8 @@ static void test_integers_share_a_scale(void **state)
         }
     }
 }
-/* Over many seeds the mean is what was given, to within what chance allows: some six standard deviations. */
-static void test_chance_is_fair(void **state)
+/* Over many seeds the mean is the given number, within six standard deviations. */
+static void test_stochastic_rounding_has_the_right_mean(void **state)
 {
     (void)state;
     enum { TURNS = 4000, NUMBERS = 64 };
@@ -144,7 +145,7 @@ static void test_chance_is_fair(void **state)
     fill_ordinary();
     for (uint32_t turn = 0; turn < TURNS; turn++) {
         struct packing how = { .form = PACKING_INT4, .stochastic = true, .seed = turn };
-        carry(&how, NUMBERS, false);
+        pack_and_unpack(&how, NUMBERS, false);
         for (size_t i = 0; i < NUMBERS; i++) sum[i] += (double)arrived[i];
     }
     float largest = 0;
@@ -157,7 +158,8 @@ static int by_magnitude(const void *a, const void *b)
     float x = fabsf(*(const float *)a), y = fabsf(*(const float *)b);
     return x < y ? 1 : x > y ? -1 : 0;
 }
-/* All but those that hardly differ from the last one kept are told apart. */
+/* Checks that the `kept` largest numbers arrive and the others are 0. Numbers that differ by less than 0.1 % from the
+   last kept one may be exchanged. */
 static void check_largest(size_t kept, size_t count)
 {
     static float sorted[COUNT_MAX];
@@ -174,21 +176,21 @@ static void check_largest(size_t kept, size_t count)
     assert_true(found <= kept);
     if (bound != 0) assert_int_equal(found, kept);
 }
-static void test_the_largest_are_kept(void **state)
+static void test_topk_keeps_the_largest_numbers(void **state)
 {
     (void)state;
     for (int f = 0; f < FORMS; f++)
         for (int c = 0; c < COUNTS; c++) {
             if (forms[f].form != PACKING_TOPK) continue;
             fill_ordinary();
-            /* equal ones, too */
+            /* Some arrays have many equal numbers. */
             for (size_t i = 0; c % 3 == 0 && i < COUNT_MAX; i++) from[i] = (float)(random_bits() % 5) - 2;
-            carry(&forms[f], counts[c], false);
+            pack_and_unpack(&forms[f], counts[c], false);
             check_largest(packing_count_kept(&forms[f], counts[c]), counts[c]);
         }
 }
-/* All that reach the threshold, and no others, if there is room; else the largest. */
-static void test_what_reaches_the_threshold(void **state)
+/* The numbers that reach the threshold arrive, and no others. If there are too many, the largest ones arrive. */
+static void test_threshold_keeps_the_numbers_that_reach_it(void **state)
 {
     (void)state;
     for (int f = 0; f < FORMS; f++)
@@ -196,7 +198,7 @@ static void test_what_reaches_the_threshold(void **state)
             size_t reach = 0, count = counts[c], kept;
             if (forms[f].form != PACKING_THRESHOLD) continue;
             fill_ordinary();
-            carry(&forms[f], count, false);
+            pack_and_unpack(&forms[f], count, false);
             for (size_t i = 0; i < count; i++) reach += fabsf(from[i]) >= forms[f].threshold;
             kept = packing_count_kept(&forms[f], count);
             assert_int_equal(packing_length(&forms[f], packed, count), 4 + 8 * (reach < kept ? reach : kept));
@@ -205,7 +207,7 @@ static void test_what_reaches_the_threshold(void **state)
                 assert_true(arrived[i] == (fabsf(from[i]) >= forms[f].threshold ? from[i] : 0));
         }
 }
-static void test_the_drawn_are_spread(void **state)
+static void test_randomk_draws_one_number_of_each_part(void **state)
 {
     (void)state;
     enum { KEPT = 64, PART = PACKING_GROUP / KEPT, TURNS = 2000 };
@@ -214,7 +216,7 @@ static void test_the_drawn_are_spread(void **state)
     for (size_t i = 0; i < COUNT_MAX; i++) from[i] = 1;
     for (uint32_t turn = 0; turn < TURNS; turn++) {
         struct packing how = { .form = PACKING_RANDOMK, .kept = KEPT, .seed = turn * 77 };
-        carry(&how, PACKING_GROUP, false);
+        pack_and_unpack(&how, PACKING_GROUP, false);
         for (size_t part = 0; part < KEPT; part++) {
             int of_part = 0;
             for (size_t i = 0; i < PART; i++) {
@@ -228,41 +230,41 @@ static void test_the_drawn_are_spread(void **state)
     for (size_t i = 0; i < PART; i++) assert_true(fabs(drawn[i] - each) < 6 * sqrt(each));
 }
 
-/* ---- what is not finite, sums, types ---- */
-static void test_what_is_no_number_arrives(void **state)
+/* ---- infinity and NaN, sums, types ---- */
+static void test_infinity_and_nan_arrive(void **state)
 {
     (void)state;
     static const float bad[] = { NAN, INFINITY, -INFINITY };
     for (int f = 0; f < FORMS; f++)
         for (int b = 0; b < 3; b++) {
-            size_t at = 1500, told = 0;
+            size_t at = 1500, not_finite = 0;
             enum packing_form form = forms[f].form;
             bool shares = form == PACKING_INT8 || form == PACKING_INT4;
             fill_ordinary();
             from[at] = bad[b];
-            carry(&forms[f], COUNT_MAX, true);
+            pack_and_unpack(&forms[f], COUNT_MAX, true);
             for (size_t i = 0; i < COUNT_MAX; i++) {
                 assert_true(isfinite(lost[i]));
-                told += !isfinite(arrived[i]);
+                not_finite += !isfinite(arrived[i]);
                 if (shares) assert_true(isnan(arrived[i]) == (i / PACKING_BLOCK == at / PACKING_BLOCK));
             }
-            if (!shares) assert_int_equal(told, 1);
+            if (!shares) assert_int_equal(not_finite, 1);
             if (!shares && form != PACKING_RANDOMK) assert_true(same(arrived[at], bad[b]));
         }
 }
-/* As after a step that went wrong: what has no room is told of, and forgotten. */
-static void test_too_much_that_is_no_number(void **state)
+/* All numbers are NaN, as after a step that went wrong. Some of them arrive, and the residual is cleared. */
+static void test_residual_keeps_no_nan(void **state)
 {
     (void)state;
     for (int f = 0; f < FORMS; f++) {
-        size_t told = 0;
+        size_t not_finite = 0;
         for (size_t i = 0; i < COUNT_MAX; i++) from[i] = before[i] = NAN;
-        carry(&forms[f], COUNT_MAX, true);
+        pack_and_unpack(&forms[f], COUNT_MAX, true);
         for (size_t i = 0; i < COUNT_MAX; i++) {
             assert_true(lost[i] == 0);
-            told += isnan(arrived[i]);
+            not_finite += isnan(arrived[i]);
         }
-        assert_true(told > 0);
+        assert_true(not_finite > 0);
     }
 }
 static void test_sources_are_added_in_order(void **state)
@@ -275,7 +277,7 @@ static void test_sources_are_added_in_order(void **state)
         memset(sum, 0, sizeof sum);
         for (int s = 0; s < SOURCES; s++) {
             fill_ordinary();
-            carry(&forms[f], COUNT_MAX, false);
+            pack_and_unpack(&forms[f], COUNT_MAX, false);
             memcpy(three[s], packed, sizeof packed);
             for (size_t i = 0; i < COUNT_MAX; i++) sum[i] += arrived[i];
         }
@@ -283,7 +285,7 @@ static void test_sources_are_added_in_order(void **state)
         for (size_t i = 0; i < COUNT_MAX; i++) assert_true(arrived[i] == sum[i] * (1.0f / SOURCES));
     }
 }
-static void test_bfloat16_goes_in_and_out(void **state)
+static void test_bfloat16_is_packed_and_unpacked(void **state)
 {
     (void)state;
     static uint16_t narrow[COUNT_MAX], out[COUNT_MAX];
@@ -307,7 +309,7 @@ static void test_bfloat16_goes_in_and_out(void **state)
     assert_null(unpack_find(TUTTI_DTYPE_COUNT));
 }
 
-/* ---- what has come from elsewhere ---- */
+/* ---- received packings ---- */
 static size_t kept_of(const struct packing *how, size_t count)
 {
     return (packing_length(how, packed, count) - (how->form == PACKING_THRESHOLD ? 4 : 0)) / 8;
@@ -316,13 +318,13 @@ static char *place_at(const struct packing *how, size_t kept, size_t i)
 {
     return packed + (how->form == PACKING_THRESHOLD ? 4 : 0) + (kept + i) * 4;
 }
-static void test_whole_ones_are_sound(void **state)
+static void test_complete_packing_is_valid(void **state)
 {
     (void)state;
     for (int f = 0; f < FORMS; f++)
         for (int c = 0; c < COUNTS; c++) {
             fill_ordinary();
-            carry(&forms[f], counts[c], false);
+            pack_and_unpack(&forms[f], counts[c], false);
             size_t bytes = packing_length(&forms[f], packed, counts[c]);
             assert_true(packing_is_valid(&forms[f], packed, bytes, counts[c]));
             assert_false(packing_is_valid(&forms[f], packed, bytes - 1, counts[c]));
@@ -330,8 +332,8 @@ static void test_whole_ones_are_sound(void **state)
             assert_true(packing_is_valid(&forms[f], packed, 0, 0));
         }
 }
-/* One bit of a place, or of how many there are: nothing but the numbers is touched. */
-static void test_changed_ones_touch_nothing_else(void **state)
+/* A bit of a place, or of the number of places, is changed: unpacking writes nothing outside the array. */
+static void test_changed_place_writes_nothing_outside(void **state)
 {
     const void *sources[1] = { packed };
     (void)state;
@@ -339,7 +341,7 @@ static void test_changed_ones_touch_nothing_else(void **state)
         if (forms[f].form != PACKING_TOPK && forms[f].form != PACKING_THRESHOLD) continue;
         for (int turn = 0; turn < 500; turn++) {
             fill_ordinary();
-            carry(&forms[f], COUNT_MAX, false);
+            pack_and_unpack(&forms[f], COUNT_MAX, false);
             size_t kept = kept_of(&forms[f], COUNT_MAX), bytes = packing_length(&forms[f], packed, COUNT_MAX);
             if (kept == 0) continue;
             bool counts_wrong = forms[f].form == PACKING_THRESHOLD && turn % 4 == 0;
@@ -356,13 +358,13 @@ static void test_changed_ones_touch_nothing_else(void **state)
         }
     }
 }
-static void test_places_out_of_order_are_not_sound(void **state)
+static void test_places_out_of_order_are_invalid(void **state)
 {
     (void)state;
     for (int f = 0; f < FORMS; f++) {
         if (forms[f].form != PACKING_TOPK || forms[f].kept < 10) continue;
         fill_ordinary();
-        carry(&forms[f], COUNT_MAX, false);
+        pack_and_unpack(&forms[f], COUNT_MAX, false);
         size_t kept = kept_of(&forms[f], COUNT_MAX);
         uint32_t first, last;
         memcpy(&first, place_at(&forms[f], kept, 0), sizeof first);
@@ -376,21 +378,21 @@ unit_function test_packing;
 int test_packing(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_nothing_gets_lost_that_is_not_kept),
-        cmocka_unit_test(test_all_sets_give_the_same_bits),
-        cmocka_unit_test(test_sixteen_bits_are_the_nearest),
-        cmocka_unit_test(test_integers_share_a_scale),
-        cmocka_unit_test(test_chance_is_fair),
-        cmocka_unit_test(test_the_largest_are_kept),
-        cmocka_unit_test(test_what_reaches_the_threshold),
-        cmocka_unit_test(test_the_drawn_are_spread),
-        cmocka_unit_test(test_what_is_no_number_arrives),
-        cmocka_unit_test(test_too_much_that_is_no_number),
+        cmocka_unit_test(test_residual_has_all_that_does_not_arrive),
+        cmocka_unit_test(test_all_instruction_sets_give_the_same_bits),
+        cmocka_unit_test(test_numbers_of_16_bits_are_the_nearest),
+        cmocka_unit_test(test_integers_of_a_block_share_a_scale),
+        cmocka_unit_test(test_stochastic_rounding_has_the_right_mean),
+        cmocka_unit_test(test_topk_keeps_the_largest_numbers),
+        cmocka_unit_test(test_threshold_keeps_the_numbers_that_reach_it),
+        cmocka_unit_test(test_randomk_draws_one_number_of_each_part),
+        cmocka_unit_test(test_infinity_and_nan_arrive),
+        cmocka_unit_test(test_residual_keeps_no_nan),
         cmocka_unit_test(test_sources_are_added_in_order),
-        cmocka_unit_test(test_bfloat16_goes_in_and_out),
-        cmocka_unit_test(test_whole_ones_are_sound),
-        cmocka_unit_test(test_changed_ones_touch_nothing_else),
-        cmocka_unit_test(test_places_out_of_order_are_not_sound),
+        cmocka_unit_test(test_bfloat16_is_packed_and_unpacked),
+        cmocka_unit_test(test_complete_packing_is_valid),
+        cmocka_unit_test(test_changed_place_writes_nothing_outside),
+        cmocka_unit_test(test_places_out_of_order_are_invalid),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

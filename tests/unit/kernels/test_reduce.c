@@ -1,6 +1,6 @@
-/* Reductions on every instruction set of this machine: the bits of an independent reference, for all dtypes, ops,
- * numbers of sources and destinations, counts around the vector sizes, and arrays that are aligned to the element
- * only. */
+/* Reductions have on every instruction set of this machine the bits of an independent reference, for all dtypes, ops,
+   numbers of sources and destinations, counts around the vector sizes, and arrays that are aligned to the element
+   only. */
 #include "kernels/reduce.h"
 #include "tests/support/unit.h"
 #include "tests/unit/kernels/data.h"
@@ -15,9 +15,12 @@ struct shape {
     tutti_dtype dtype;
     tutti_op op;
     int from_count, to_count, divisor;
-    size_t count, shift; /* arrays start `shift` elements behind a cache line */
-    bool alike;          /* all destinations do; else some elements more */
-    size_t askew;        /* and so many bytes more */
+    /* Arrays start at least `shift` elements behind a cache line. */
+    size_t count, shift;
+    /* All destinations start exactly there. */
+    bool alike;
+    /* Destinations start so many bytes later. */
+    size_t askew;
 };
 
 static char *source_at(const struct shape *shape, int k)
@@ -56,7 +59,7 @@ static void check_result(const struct shape *shape, const char *result, const ch
     }
 }
 
-/* What lies right before and behind the elements is a guard: it must stay as it is. */
+/* The bytes directly before and behind the elements are guards, which must not change. */
 static void set_guards(const struct shape *shape, char *begin)
 {
     memset(begin - GUARD, 0x5a, GUARD);
@@ -116,7 +119,7 @@ static void check_pair(tutti_dtype dtype, tutti_op op, int divisor)
     }
 }
 
-static void matches_the_reference(void **state)
+static void test_reduce_matches_the_reference(void **state)
 {
     (void)state;
     static const int divisors[] = { 2, 3, 300 };
@@ -129,7 +132,7 @@ static void matches_the_reference(void **state)
     }
 }
 
-/* The destination is one of the sources: the first, one in the middle, the last; a second destination is elsewhere. */
+/* The destination is source number `place`. A second destination, if there is one, is in other memory. */
 static void check_in_place(struct shape *shape, int place)
 {
     void *to[2] = { source_at(shape, place), destination_at(shape, 0) };
@@ -149,7 +152,7 @@ static void check_in_place(struct shape *shape, int place)
     }
 }
 
-static void works_in_place(void **state)
+static void test_reduce_works_in_place(void **state)
 {
     (void)state;
     static const size_t some[] = { 1, 2, 17, 65, 1027 };
@@ -170,6 +173,7 @@ static void works_in_place(void **state)
 unit_function test_reduce;
 int test_reduce(void)
 {
-    const struct CMUnitTest tests[] = { cmocka_unit_test(matches_the_reference), cmocka_unit_test(works_in_place) };
+    const struct CMUnitTest tests[] = { cmocka_unit_test(test_reduce_matches_the_reference),
+        cmocka_unit_test(test_reduce_works_in_place) };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -23,7 +23,7 @@ static void all_codes(tutti_dtype dtype)
     for (size_t i = 0; i < codes_of(dtype); i++) write_code(codes, i, dtype, i);
 }
 
-static void every_code_comes_back(void **state)
+static void test_every_code_times_1_stays_the_same(void **state)
 {
     (void)state;
     for (int i = 0; kernels_isa_name(i); i++) {
@@ -40,8 +40,8 @@ static void every_code_comes_back(void **state)
     }
 }
 
-/* Every number of the format times some factors: reads every code, also where the result is not what was read. */
-static void every_code_is_read(void **state)
+/* Multiplies every number of a format by some factors, so that a wrong decoding is found. */
+static void test_every_code_is_decoded(void **state)
 {
     (void)state;
     static const double factors[] = { -1.0, 0.5, 1.5, 0x1p-20, 0x1p+20, 0x1.5555p-3, 3.3e38, 1e-40, -0.0, INFINITY,
@@ -82,7 +82,7 @@ static float float_of(uint32_t bits)
     return number;
 }
 
-static void random_numbers_are_rounded(void **state)
+static void test_random_numbers_are_rounded(void **state)
 {
     (void)state;
     for (int d = 0; d < SMALL; d++) {
@@ -90,8 +90,9 @@ static void random_numbers_are_rounded(void **state)
     }
 }
 
-/* Every number of the format, halfway to the next, and the float32 on either side: where rounding is decided. */
-static void ties_go_to_even(void **state)
+/* Tests numbers of the format, the middle between each and the next one, and the float32 numbers on both sides of the
+   middle, where the direction of rounding changes. */
+static void test_ties_are_rounded_to_even(void **state)
 {
     (void)state;
     for (int d = 0; d < SMALL; d++) {
@@ -116,8 +117,8 @@ static uint64_t rounded(tutti_dtype dtype, float number)
     return read_code(results, 0, dtype);
 }
 
-/* Spelled out, so that the reference above is held to something too. These are also torch's (2.13). */
-static void the_edges_are_where_torch_has_them(void **state)
+/* These results are written out, so that they also test the reference. torch 2.13 has the same. */
+static void test_rounding_has_the_limits_of_torch(void **state)
 {
     (void)state;
     for (int i = 0; kernels_isa_name(i); i++) {
@@ -147,11 +148,11 @@ unit_function test_rounding;
 int test_rounding(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(every_code_comes_back),
-        cmocka_unit_test(every_code_is_read),
-        cmocka_unit_test(random_numbers_are_rounded),
-        cmocka_unit_test(ties_go_to_even),
-        cmocka_unit_test(the_edges_are_where_torch_has_them),
+        cmocka_unit_test(test_every_code_times_1_stays_the_same),
+        cmocka_unit_test(test_every_code_is_decoded),
+        cmocka_unit_test(test_random_numbers_are_rounded),
+        cmocka_unit_test(test_ties_are_rounded_to_even),
+        cmocka_unit_test(test_rounding_has_the_limits_of_torch),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

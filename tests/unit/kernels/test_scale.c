@@ -1,5 +1,5 @@
-/* scale on every instruction set: the bits of the reference, in place too, for counts around the vector sizes, and
-   nothing else written. */
+/* scale has on every instruction set the bits of the reference, also in place, for counts around the vector sizes. No
+   byte outside the result is written. */
 #include "kernels/reduce.h"
 #include "tests/support/unit.h"
 #include "tests/unit/kernels/data.h"
@@ -27,7 +27,7 @@ static void check_scale(tutti_dtype dtype, size_t count, double factor)
     assert_memory_equal(to, expected, bytes);
 }
 
-static void matches_the_reference(void **state)
+static void test_scale_matches_the_reference(void **state)
 {
     (void)state;
     static const size_t counts[] = { 0, 1, 2, 3, 7, 8, 15, 16, 17, 31, 33, 63, 64, 65, 127, 1000, 1027 };
@@ -51,6 +51,6 @@ static void matches_the_reference(void **state)
 unit_function test_scale;
 int test_scale(void)
 {
-    const struct CMUnitTest tests[] = { cmocka_unit_test(matches_the_reference) };
+    const struct CMUnitTest tests[] = { cmocka_unit_test(test_scale_matches_the_reference) };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

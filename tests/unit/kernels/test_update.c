@@ -1,5 +1,5 @@
-/* Optimizers' steps on every instruction set: the formulas of the papers, one rounding at a time, for numbers of all
-   sizes, for counts around those of vectors, and nothing written beside them. */
+/* The steps of optimizers have on every instruction set the bits of the papers' formulas, in which each operation
+   rounds, for numbers of all sizes and counts around the vector sizes. No byte outside the arrays is written. */
 #include "kernels/reduce.h"
 #include "kernels/update.h"
 #include "tests/support/unit.h"
@@ -21,7 +21,7 @@ static float number_at(tutti_dtype dtype, size_t i)
 static bool same(float a, float b) { return (isnan(a) && isnan(b)) || memcmp(&a, &b, sizeof a) == 0; }
 
 /* ---- the reference ---- */
-/* Square roots that are one unit in the last place too large. */
+/* Returns a square root that is one unit in the last place too large, to show that the given function is used. */
 static float larger_root(float number) { return nextafterf(sqrtf(number), INFINITY); }
 static void write_larger_roots(int count, const float *from, float *to, int64_t mode)
 {
@@ -112,7 +112,7 @@ static struct update_factors any_factors(int turn)
     f.square_roots_mode = 77;
     return f;
 }
-static void test_steps_are_the_formulas(void **state)
+static void test_steps_have_the_bits_of_the_formulas(void **state)
 {
     (void)state;
     static const tutti_dtype dtypes[] = { TUTTI_FLOAT32, TUTTI_BFLOAT16, TUTTI_FLOAT16 };
@@ -124,7 +124,7 @@ static void test_steps_are_the_formulas(void **state)
                 for (int d = 0; d < 3; d++) check(rule, dtypes[d], rule != UPDATE_SGD || turn % 3, counts[c], &f);
         }
 }
-static void test_sums_of_squares(void **state)
+static void test_sums_of_squares_are_accurate_and_equal_everywhere(void **state)
 {
     (void)state;
     static const tutti_dtype dtypes[] = { TUTTI_FLOAT32, TUTTI_BFLOAT16, TUTTI_FLOAT16, TUTTI_FLOAT64 };
@@ -145,7 +145,7 @@ static void test_sums_of_squares(void **state)
             }
         }
 }
-static void test_what_there_is_not(void **state)
+static void test_other_types_have_no_update(void **state)
 {
     (void)state;
     assert_null(update_find(UPDATE_ADAM, TUTTI_FLOAT64));
@@ -157,9 +157,9 @@ unit_function test_update;
 int test_update(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_steps_are_the_formulas),
-        cmocka_unit_test(test_sums_of_squares),
-        cmocka_unit_test(test_what_there_is_not),
+        cmocka_unit_test(test_steps_have_the_bits_of_the_formulas),
+        cmocka_unit_test(test_sums_of_squares_are_accurate_and_equal_everywhere),
+        cmocka_unit_test(test_other_types_have_no_update),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

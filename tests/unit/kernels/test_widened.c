@@ -1,6 +1,6 @@
-/* Sums of float16 and bfloat16 in long arrays, where whole groups of vectors are added, looked through for NaN and
- * rounded together: every code with partners that make ties, overflow, denormals and NaN; and a NaN in one place alone,
- * which must be canonical and change nothing beside it. */
+/* Sums of float16 and bfloat16 in long arrays, where whole groups of vectors are added, searched for NaN and rounded
+   together. Every code is added to partners that give ties, overflow, denormals and NaN. A single NaN in an array must
+   become the canonical NaN and change no other element. */
 #include "kernels/reduce.h"
 #include "tests/support/unit.h"
 #include "tests/unit/kernels/data.h"
@@ -32,7 +32,7 @@ static void check(tutti_dtype dtype, int sources, int results, size_t count)
     }
 }
 
-/* On every instruction set, from 2 and 3 sources to 1 and 2 results. */
+/* Checks every instruction set, with 2 and 3 sources and 1 and 2 results. */
 static void check_all(tutti_dtype dtype, size_t count)
 {
     for (int sources = 2; sources <= SOURCES; sources++) {
@@ -44,28 +44,30 @@ static void check_all(tutti_dtype dtype, size_t count)
     }
 }
 
-/* Partners by their relation to the code: each is a row, so that rows without any NaN but the code's own exist. */
+/* Returns the partner of a code in a row. A row has one kind of partner, so some rows have no NaN but that of the code
+   itself. Row 2 has the smallest denormal, and row 7 a signalling NaN. In row 10 the partner is half or twice as large,
+   so that ties arise, and in the last rows it is a few powers of two away. */
 static uint16_t partner(struct format f, int row, uint16_t code)
 {
     uint64_t one = UINT64_C(1) << f.mantissa, infinity = (UINT64_C(1) << (f.bits - 1)) - one, sign = 1u << 15;
     switch (row) {
     case 0: return 0;
     case 1: return (uint16_t)sign;
-    case 2: return 1; /* the smallest denormal */
+    case 2: return 1;
     case 3: return (uint16_t)(one - 1);
     case 4: return (uint16_t)((uint64_t)f.bias << f.mantissa);
     case 5: return (uint16_t)(infinity - 1);
     case 6: return (uint16_t)(infinity | sign);
-    case 7: return (uint16_t)(infinity + 1); /* a signalling NaN */
+    case 7: return (uint16_t)(infinity + 1);
     case 8: return code;
     case 9: return (uint16_t)(code ^ sign);
-    case 10: return (uint16_t)(code ^ one); /* half or twice as large: ties */
+    case 10: return (uint16_t)(code ^ one);
     case 11: return (uint16_t)(code ^ (one | 3));
-    default: return (uint16_t)(code ^ random_bits() % (8 * one)); /* a few powers of two away */
+    default: return (uint16_t)(code ^ random_bits() % (8 * one));
     }
 }
 
-static void every_code_is_added(void **state)
+static void test_every_code_is_added(void **state)
 {
     (void)state;
     for (int d = 0; d < DTYPES; d++) {
@@ -80,8 +82,8 @@ static void every_code_is_added(void **state)
     }
 }
 
-/* The only NaN wanders through all lanes; it comes from either source, or from infinity minus infinity. */
-static void one_nan_changes_nothing_beside_it(void **state)
+/* The only NaN is in each lane in turn. It is in either source, or the sum of infinity and minus infinity. */
+static void test_single_nan_changes_no_other_element(void **state)
 {
     (void)state;
     for (int d = 0; d < DTYPES; d++) {
@@ -111,8 +113,8 @@ unit_function test_widened;
 int test_widened(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(every_code_is_added),
-        cmocka_unit_test(one_nan_changes_nothing_beside_it),
+        cmocka_unit_test(test_every_code_is_added),
+        cmocka_unit_test(test_single_nan_changes_no_other_element),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

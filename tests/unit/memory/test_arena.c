@@ -1,5 +1,5 @@
-/* The arena: allocations and lookups, growing and giving back, what a forked child sees, and every shortage as an error
-   with words. Peers are played by attaching to our own blocks. */
+/* The arena allocates and finds memory, frees blocks that are no longer used, and is private in a forked child. Every
+   shortage is an error with a text. Where a test needs a peer, the process attaches its own blocks. */
 #include "backend/base/memory.h"
 #include "backend/base/status.h"
 #include "backend/memory/arena.h"
@@ -18,7 +18,8 @@
 
 enum { MIB = 1 << 20 };
 
-static bool no_addresses;                               /* until some are given back */
+/* mmap of shared memory fails until some memory is unmapped. */
+static bool no_addresses;
 void *mmap(void *at, size_t bytes, int protection, int flags, int descriptor, off_t offset)
 {
     if (no_addresses && descriptor >= 0 && flags == MAP_SHARED) { errno = ENOMEM; return MAP_FAILED; }
@@ -46,7 +47,7 @@ static void *allocate(size_t bytes)
 }
 
 /* ---- locations ---- */
-static void test_places_are_found_again(void **state)
+static void test_location_leads_back_to_its_address(void **state)
 {
     struct location location;
     static char outside;
@@ -61,7 +62,8 @@ static void test_places_are_found_again(void **state)
         assert_true(arena_find(all[i], 1, &location));
         assert_ptr_equal(arena_location_address(location, 1), all[i]);
     }
-    assert_false(arena_find(huge, 1000 * (size_t)MIB, &location));       /* begins there, but does not end there */
+    /* These bytes begin in a block, but end outside of it. */
+    assert_false(arena_find(huge, 1000 * (size_t)MIB, &location));
     assert_false(arena_find(&outside, 1, &location));
     assert_true(arena_find(huge, 1, &location));
     assert_null(arena_location_address((struct location){ location.block, 0 }, 1000 * (uint64_t)MIB));
@@ -72,7 +74,7 @@ static void test_places_are_found_again(void **state)
     arena_free(large);
     arena_free(huge);
 }
-static void test_nothing_and_null(void **state)
+static void test_allocation_of_0_bytes_and_free_of_null_succeed(void **state)
 {
     void *at = NULL, *other = NULL;
     (void)state;
@@ -83,7 +85,7 @@ static void test_nothing_and_null(void **state)
     arena_free(other);
     assert_int_equal(arena_free(NULL), TUTTI_OK);
 }
-static void test_a_stranger_is_not_freed(void **state)
+static void test_free_refuses_an_address_that_was_not_allocated(void **state)
 {
     static char outside;
     unsigned char *at = allocate(1000);
@@ -95,7 +97,7 @@ static void test_a_stranger_is_not_freed(void **state)
     assert_int_equal(arena_free(at), TUTTI_INVALID_ARGUMENT);
 }
 
-static void test_a_block_is_found_whole(void **state)
+static void test_block_is_the_whole_mapping_of_a_tensor(void **state)
 {
     struct location at;
     unsigned char *tensor = allocate(3 * MIB);
@@ -112,7 +114,7 @@ static void test_a_block_is_found_whole(void **state)
 }
 
 /* ---- growing and giving back ---- */
-static void test_a_hundred_thousand_cycles_do_not_grow(void **state)
+static void test_arena_does_not_grow_over_100000_cycles(void **state)
 {
     enum { PARTS = 200, CYCLES = 100000 };
     static unsigned char *part[PARTS];
@@ -120,7 +122,8 @@ static void test_a_hundred_thousand_cycles_do_not_grow(void **state)
     struct arena_extent half = { 0 };
     int files = 0;
     (void)state;
-    for (int cycle = 0; cycle < 2 * CYCLES; cycle++) {                 /* each either allocates or frees */
+    /* Each turn either allocates or frees. */
+    for (int turn = 0; turn < 2 * CYCLES; turn++) {
         int i = rand_r(&seed) % PARTS;
         if (part[i]) {
             assert_int_equal(*part[i], i);
@@ -130,7 +133,7 @@ static void test_a_hundred_thousand_cycles_do_not_grow(void **state)
             part[i] = allocate((size_t)rand_r(&seed) % ((size_t)1 << (rand_r(&seed) % 20)) + 1);
             *part[i] = (unsigned char)i;
         }
-        if (cycle == CYCLES) {
+        if (turn == CYCLES) {
             half = arena_extent();
             files = open_files();
         }
@@ -141,7 +144,7 @@ static void test_a_hundred_thousand_cycles_do_not_grow(void **state)
     for (int i = 0; i < PARTS; i++) arena_free(part[i]);
     assert_true(arena_extent().blocks <= 1);
 }
-static void test_free_blocks_are_given_back(void **state)
+static void test_free_blocks_are_unmapped_except_one_spare(void **state)
 {
     enum { COUNT = 6 };
     void *part[COUNT];
@@ -150,13 +153,14 @@ static void test_free_blocks_are_given_back(void **state)
     assert_true(arena_extent().blocks >= COUNT);
     for (int i = 0; i < COUNT; i++) arena_free(part[i]);
     assert_int_equal(arena_extent().blocks, 1);
-    assert_true(arena_extent().bytes < (size_t)62 * MIB);              /* the largest is kept */
+    /* The largest block, of 60 MiB, is kept as the spare. */
+    assert_true(arena_extent().bytes < (size_t)62 * MIB);
     int files = open_files();
     void *again = allocate(60 * MIB);
     assert_int_equal(open_files(), files);
     arena_free(again);
 }
-static void test_what_is_kept_is_bounded(void **state)
+static void test_spare_block_has_at_most_64_mib(void **state)
 {
     (void)state;
     arena_give_up_spare();
@@ -168,8 +172,9 @@ static void test_what_is_kept_is_bounded(void **state)
     arena_free(allocate(65 * MIB));
     assert_int_equal(arena_extent().blocks, 0);
 }
-/* However much there is besides, a small tensor that is freed and allocated over and over makes no block each time. */
-static void test_a_small_tensor_costs_no_block_each_time(void **state)
+/* A small tensor that is freed and allocated repeatedly stays in one block, however much memory is allocated
+   besides. */
+static void test_repeated_small_allocation_stays_in_its_block(void **state)
 {
     struct location locations[2];
     void *much = allocate(300 * MIB);
@@ -183,8 +188,8 @@ static void test_a_small_tensor_costs_no_block_each_time(void **state)
     arena_free(much);
     arena_give_up_spare();
 }
-/* A peer that still has the block mapped does not keep the memory. */
-static void test_memory_returns_although_it_is_mapped(void **state)
+/* A freed block returns its memory to the kernel, also if a peer still maps it. */
+static void test_freed_block_returns_its_memory_while_a_peer_maps_it(void **state)
 {
     struct location location;
     struct stat file;
@@ -223,16 +228,16 @@ static void test_no_memory_names_the_bytes(void **state)
     }
     assert_int_equal(open_files(), files);
 }
-static void expect_refusal(tutti_status wanted, const char *says)
+static void expect_refusal(tutti_status wanted, const char *text)
 {
     void *at = NULL;
     int files = open_files();
     assert_int_equal(arena_allocate(500 * (size_t)MIB, &at), wanted);
     assert_null(at);
-    assert_non_null(strstr(status_detail(), says));
+    assert_non_null(strstr(status_detail(), text));
     assert_int_equal(open_files(), files);
 }
-static void test_refusals_are_errors(void **state)
+static void test_refused_system_calls_are_errors(void **state)
 {
     (void)state;
     fallocate_error = ENOSPC;
@@ -241,11 +246,12 @@ static void test_refusals_are_errors(void **state)
     memfd_error = EMFILE;
     expect_refusal(TUTTI_SYSTEM, "too many open files? see ulimit -n");
     memfd_error = 0;
-    arena_free(allocate(MIB));                          /* and it goes on */
+    /* The arena still works. */
+    arena_free(allocate(MIB));
 }
-static void test_short_memory_for_the_heap_is_not_called_a_limit_of_blocks(void **state)
+static void test_error_names_a_shortage_of_ordinary_memory(void **state)
 {
-    /* The heap then has rows, so the next allocation of ordinary memory is the one for the new block. */
+    /* After this the heap has rows, so the next allocation of ordinary memory is that for the new block. */
     unsigned char *small = allocate(64);
     void *at = NULL;
     (void)state;
@@ -258,27 +264,29 @@ static void test_short_memory_for_the_heap_is_not_called_a_limit_of_blocks(void 
     assert_non_null(strstr(status_detail(), "no memory to manage 41947136 bytes of shared tensors"));
     assert_int_equal(arena_extent().blocks, blocks);
     assert_int_equal(open_files(), files);
-    arena_free(allocate(40 * MIB));                     /* and it goes on */
+    /* The arena still works. */
+    arena_free(allocate(40 * MIB));
     arena_free(small);
 }
-static void keep_a_spare(void)
+static void arena_keep_spare(void)
 {
     arena_give_up_spare();
     arena_free(allocate(60 * MIB));
     assert_int_equal(arena_extent().blocks, 1);
 }
-static void test_what_is_kept_is_given_up_before_memory_is_refused(void **state)
+static void test_spare_block_is_freed_before_an_allocation_fails(void **state)
 {
     (void)state;
-    keep_a_spare();
+    arena_keep_spare();
     machine_is_full = true;
     arena_free(allocate(100 * MIB));
     assert_int_equal(arena_extent().blocks, 0);
-    machine_is_full = true;                             /* and with nothing to give up it is an error */
+    /* Without a spare block the allocation fails. */
+    machine_is_full = true;
     expect_refusal(TUTTI_NO_MEMORY, "bytes of shared memory are not available");
     machine_is_full = false;
 }
-static void test_what_is_kept_is_given_up_before_a_peers_block_is_refused(void **state)
+static void test_spare_block_is_freed_before_attaching_fails(void **state)
 {
     struct location location;
     size_t bytes;
@@ -293,7 +301,7 @@ static void test_what_is_kept_is_given_up_before_a_peers_block_is_refused(void *
     arena_detach(theirs, bytes);
     arena_free(mine);
 }
-static void test_signals_do_not_keep_a_block_from_being_made(void **state)
+static void test_block_is_allocated_in_full_despite_signals(void **state)
 {
     static const int most[] = { 3 * MIB, 8192 };
     (void)state;
@@ -307,12 +315,12 @@ static void test_signals_do_not_keep_a_block_from_being_made(void **state)
         assert_true(arena_find(at, 150 * MIB, &location));
         int descriptor = arena_copy_descriptor(location.block, &bytes);
         assert_int_equal(fstat(descriptor, &file), 0);
-        assert_true((size_t)file.st_blocks * 512 >= bytes);            /* all of it is there */
+        assert_true((size_t)file.st_blocks * 512 >= bytes);
         close(descriptor);
         arena_free(at);
     }
 }
-static void test_what_is_no_block_is_not_mapped(void **state)
+static void test_attach_refuses_memory_that_is_no_block(void **state)
 {
     void *theirs = NULL;
     (void)state;
@@ -347,7 +355,7 @@ static void child(unsigned char *small, unsigned char *large)
     fine &= waitpid(grandchild, &status, 0) == grandchild && status == 0;
     _exit(fine ? 0 : 1);
 }
-static void test_a_child_has_a_private_view(void **state)
+static void test_forked_child_has_a_private_view(void **state)
 {
     unsigned char *small = allocate(100), *large = allocate(20 * MIB);
     int status = 1;
@@ -385,7 +393,7 @@ static void *look_up(void *always)
         if (!arena_find(always, 5000, &location) || arena_location_address(location, 5000) != always) return (void *)1;
     return NULL;
 }
-static void test_threads_find_what_does_not_change(void **state)
+static void test_lookups_find_a_block_while_other_threads_allocate(void **state)
 {
     unsigned seeds[2] = { 3, 4 };
     pthread_t churning[2], looking;
@@ -407,24 +415,24 @@ unit_function test_arena;
 int test_arena(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_places_are_found_again),
-        cmocka_unit_test(test_a_block_is_found_whole),
-        cmocka_unit_test(test_nothing_and_null),
-        cmocka_unit_test(test_a_stranger_is_not_freed),
-        cmocka_unit_test(test_a_hundred_thousand_cycles_do_not_grow),
-        cmocka_unit_test(test_free_blocks_are_given_back),
-        cmocka_unit_test(test_what_is_kept_is_bounded),
-        cmocka_unit_test(test_a_small_tensor_costs_no_block_each_time),
-        cmocka_unit_test(test_memory_returns_although_it_is_mapped),
+        cmocka_unit_test(test_location_leads_back_to_its_address),
+        cmocka_unit_test(test_block_is_the_whole_mapping_of_a_tensor),
+        cmocka_unit_test(test_allocation_of_0_bytes_and_free_of_null_succeed),
+        cmocka_unit_test(test_free_refuses_an_address_that_was_not_allocated),
+        cmocka_unit_test(test_arena_does_not_grow_over_100000_cycles),
+        cmocka_unit_test(test_free_blocks_are_unmapped_except_one_spare),
+        cmocka_unit_test(test_spare_block_has_at_most_64_mib),
+        cmocka_unit_test(test_repeated_small_allocation_stays_in_its_block),
+        cmocka_unit_test(test_freed_block_returns_its_memory_while_a_peer_maps_it),
         cmocka_unit_test(test_no_memory_names_the_bytes),
-        cmocka_unit_test(test_refusals_are_errors),
-        cmocka_unit_test(test_short_memory_for_the_heap_is_not_called_a_limit_of_blocks),
-        cmocka_unit_test(test_what_is_kept_is_given_up_before_memory_is_refused),
-        cmocka_unit_test(test_what_is_kept_is_given_up_before_a_peers_block_is_refused),
-        cmocka_unit_test(test_signals_do_not_keep_a_block_from_being_made),
-        cmocka_unit_test(test_what_is_no_block_is_not_mapped),
-        cmocka_unit_test(test_a_child_has_a_private_view),
-        cmocka_unit_test(test_threads_find_what_does_not_change),
+        cmocka_unit_test(test_refused_system_calls_are_errors),
+        cmocka_unit_test(test_error_names_a_shortage_of_ordinary_memory),
+        cmocka_unit_test(test_spare_block_is_freed_before_an_allocation_fails),
+        cmocka_unit_test(test_spare_block_is_freed_before_attaching_fails),
+        cmocka_unit_test(test_block_is_allocated_in_full_despite_signals),
+        cmocka_unit_test(test_attach_refuses_memory_that_is_no_block),
+        cmocka_unit_test(test_forked_child_has_a_private_view),
+        cmocka_unit_test(test_lookups_find_a_block_while_other_threads_allocate),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,10 +1,11 @@
-/* What the kernel tells about memory, in folders made up for the purpose: the least of all counts. */
+/* The available memory is the smallest of what the machine and the control groups of this process have left. The tests
+   write the kernel's files in a folder of their own. */
 #include "backend/memory/available.h"
 #include "tests/support/unit.h"
 #include <sys/stat.h>
 
 static char root[] = "available-XXXXXX";
-static void put(const char *folder, const char *file, const char *text)
+static void file_write(const char *folder, const char *file, const char *text)
 {
     char path[512];
     snprintf(path, sizeof path, "%s/%s", root, folder);
@@ -41,53 +42,55 @@ static int empty(void **state)
 }
 static int empty_again(void **state) { return empty(state) || mkdir(root, 0700); }
 
-static void test_nobody_says(void **state)
+static void test_available_memory_is_unknown_without_files(void **state)
 {
     (void)state;
     assert_true(available() == UINT64_MAX);
-    put("proc", "meminfo", "MemTotal: 100 kB\n");
+    file_write("proc", "meminfo", "MemTotal: 100 kB\n");
     assert_true(available() == UINT64_MAX);
 }
-static void test_the_machine(void **state)
+static void test_available_memory_is_that_of_the_machine(void **state)
 {
     (void)state;
-    put("proc", "meminfo", "MemTotal:       24683920 kB\nMemFree:  17 kB\nMemAvailable:   5000 kB\nBuffers: 1 kB\n");
+    file_write("proc", "meminfo",
+        "MemTotal:       24683920 kB\nMemFree:  17 kB\nMemAvailable:   5000 kB\nBuffers: 1 kB\n");
     assert_int_equal(available(), 5000 * 1024);
-    put("proc/self", "cgroup", "0::/\n");
+    file_write("proc/self", "cgroup", "0::/\n");
     assert_int_equal(available(), 5000 * 1024);
 }
-static void test_groups_of_version_two(void **state)
+static void test_available_memory_obeys_groups_of_version_2(void **state)
 {
     (void)state;
-    put("proc", "meminfo", "MemAvailable: 5000 kB\n");
-    put("proc/self", "cgroup", "1:name=systemd:/x\n0::/above/mine\n");
-    put("groups/above/mine", "memory.max", "max\n");
-    put("groups/above/mine", "memory.current", "7000\n");
+    file_write("proc", "meminfo", "MemAvailable: 5000 kB\n");
+    file_write("proc/self", "cgroup", "1:name=systemd:/x\n0::/above/mine\n");
+    file_write("groups/above/mine", "memory.max", "max\n");
+    file_write("groups/above/mine", "memory.current", "7000\n");
     assert_int_equal(available(), 5000 * 1024);
-    put("groups/above", "memory.max", "10000\n");
-    put("groups/above", "memory.current", "9000\n");
+    file_write("groups/above", "memory.max", "10000\n");
+    file_write("groups/above", "memory.current", "9000\n");
     assert_int_equal(available(), 1000);
-    put("groups/above", "memory.stat", "anon 1\ninactive_file 300\nfile 77\nactive_file 200\n");
+    file_write("groups/above", "memory.stat", "anon 1\ninactive_file 300\nfile 77\nactive_file 200\n");
     assert_int_equal(available(), 1500);
-    put("groups/above/mine", "memory.max", "7100\n");
+    file_write("groups/above/mine", "memory.max", "7100\n");
     assert_int_equal(available(), 100);
-    put("groups/above/mine", "memory.max", "10\n");
+    file_write("groups/above/mine", "memory.max", "10\n");
     assert_int_equal(available(), 0);
 }
-static void test_groups_of_version_one(void **state)
+static void test_available_memory_obeys_groups_of_version_1(void **state)
 {
     (void)state;
-    put("proc", "meminfo", "MemAvailable: 5000 kB\n");
-    put("proc/self", "cgroup", "8:pids:/\n4:memory:/mine\n3:cpuset:/\n");
-    put("groups/memory/mine", "memory.limit_in_bytes", "9000\n");
-    put("groups/memory/mine", "memory.usage_in_bytes", "8000\n");
-    put("groups/memory/mine", "memory.stat", "inactive_file 5\ntotal_inactive_file 50\n");
+    file_write("proc", "meminfo", "MemAvailable: 5000 kB\n");
+    file_write("proc/self", "cgroup", "8:pids:/\n4:memory:/mine\n3:cpuset:/\n");
+    file_write("groups/memory/mine", "memory.limit_in_bytes", "9000\n");
+    file_write("groups/memory/mine", "memory.usage_in_bytes", "8000\n");
+    file_write("groups/memory/mine", "memory.stat", "inactive_file 5\ntotal_inactive_file 50\n");
     assert_int_equal(available(), 1050);
-    put("groups/memory", "memory.limit_in_bytes", "9223372036854771712\n");    /* none, in its words */
-    put("groups/memory", "memory.usage_in_bytes", "8000\n");
+    /* The kernel writes this number where the group has no limit. */
+    file_write("groups/memory", "memory.limit_in_bytes", "9223372036854771712\n");
+    file_write("groups/memory", "memory.usage_in_bytes", "8000\n");
     assert_int_equal(available(), 1050);
 }
-static void test_the_real_one(void **state)
+static void test_available_memory_is_less_than_that_of_this_machine(void **state)
 {
     (void)state;
     if (access("/proc/meminfo", R_OK) != 0) skip();
@@ -99,11 +102,11 @@ unit_function test_available;
 int test_available(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test_teardown(test_nobody_says, empty_again),
-        cmocka_unit_test_teardown(test_the_machine, empty_again),
-        cmocka_unit_test_teardown(test_groups_of_version_two, empty_again),
-        cmocka_unit_test_teardown(test_groups_of_version_one, empty_again),
-        cmocka_unit_test_teardown(test_the_real_one, empty_again),
+        cmocka_unit_test_teardown(test_available_memory_is_unknown_without_files, empty_again),
+        cmocka_unit_test_teardown(test_available_memory_is_that_of_the_machine, empty_again),
+        cmocka_unit_test_teardown(test_available_memory_obeys_groups_of_version_2, empty_again),
+        cmocka_unit_test_teardown(test_available_memory_obeys_groups_of_version_1, empty_again),
+        cmocka_unit_test_teardown(test_available_memory_is_less_than_that_of_this_machine, empty_again),
     };
     return cmocka_run_group_tests(tests, setup, empty);
 }

@@ -1,5 +1,5 @@
-/* The heap against a model: parts lie inside their region, on their alignment, apart from each other; what is given
-   back becomes one again; and the book-keeping that cannot be had is an error that loses nothing. */
+/* Parts of the heap lie inside their region, at their alignment, and do not overlap. Freed neighbours are merged. A
+   call that lacks memory for the bookkeeping fails, and the heap loses nothing. */
 #include "backend/base/memory.h"
 #include "backend/memory/heap.h"
 #include "tests/support/unit.h"
@@ -18,7 +18,7 @@ static int teardown(void **state)
     return 0;
 }
 
-static void test_parts_do_not_meet(void **state)
+static void test_parts_do_not_overlap(void **state)
 {
     struct heap heap = { 0 };
     struct {
@@ -52,7 +52,7 @@ static void test_parts_do_not_meet(void **state)
     assert_true(one && other && one != other);
     heap_finish(&heap);
 }
-static void test_neighbours_become_one(void **state)
+static void test_free_neighbours_are_merged(void **state)
 {
     struct heap heap = { 0 };
     void *part[8], *region = NULL;
@@ -70,7 +70,7 @@ static void test_neighbours_become_one(void **state)
     assert_ptr_equal(heap_allocate(&heap, REGION, 4096), memory);
     heap_finish(&heap);
 }
-static void test_the_same_size_finds_its_place_again(void **state)
+static void test_freed_part_is_reused_for_the_same_size(void **state)
 {
     struct heap heap = { 0 };
     void *region;
@@ -81,7 +81,7 @@ static void test_the_same_size_finds_its_place_again(void **state)
     assert_ptr_equal(heap_allocate(&heap, 100003, 64), odd);
     heap_finish(&heap);
 }
-static void test_a_stranger_is_not_given_back(void **state)
+static void test_free_refuses_an_address_without_a_part(void **state)
 {
     struct heap heap = { 0 };
     void *region;
@@ -98,8 +98,8 @@ static void test_a_stranger_is_not_given_back(void **state)
     assert_null(heap_allocate(&heap, SIZE_MAX, 64));
     heap_finish(&heap);
 }
-/* Each allocation of the book-keeping fails in turn; afterwards everything is there. */
-static void test_no_memory_loses_nothing(void **state)
+/* Each allocation for the bookkeeping fails in turn. Afterwards the whole region is free. */
+static void test_failed_bookkeeping_loses_no_memory(void **state)
 {
     (void)state;
     for (int nth = 1; nth <= 4; nth++) {
@@ -107,7 +107,8 @@ static void test_no_memory_loses_nothing(void **state)
         void *region = NULL, *first;
         memory_fail_after(nth);
         bool added = heap_add_region(&heap, memory + 64, REGION);
-        void *part = heap_allocate(&heap, 4096, 4096);      /* needs a table, and a piece on each side */
+        /* This part needs the table of rows, and extents for the free memory on both sides of it. */
+        void *part = heap_allocate(&heap, 4096, 4096);
         memory_fail_after(0);
         assert_true(added == (nth > 1) && !part);
         if (added) {
@@ -123,11 +124,11 @@ unit_function test_heap;
 int test_heap(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_parts_do_not_meet),
-        cmocka_unit_test(test_neighbours_become_one),
-        cmocka_unit_test(test_the_same_size_finds_its_place_again),
-        cmocka_unit_test(test_a_stranger_is_not_given_back),
-        cmocka_unit_test(test_no_memory_loses_nothing),
+        cmocka_unit_test(test_parts_do_not_overlap),
+        cmocka_unit_test(test_free_neighbours_are_merged),
+        cmocka_unit_test(test_freed_part_is_reused_for_the_same_size),
+        cmocka_unit_test(test_free_refuses_an_address_without_a_part),
+        cmocka_unit_test(test_failed_bookkeeping_loses_no_memory),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }

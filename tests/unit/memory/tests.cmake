@@ -1,2 +1,3 @@
 tutti_units(unit_memory memory memory heap available)
-tutti_unit(memory arena memory)                                        # replaces mmap
+# replaces mmap and munmap
+tutti_unit(memory arena memory)

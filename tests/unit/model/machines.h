@@ -1,9 +1,10 @@
-/* Figures of machines that were measured once, for tests that must not depend on the one they run on. */
+/* Parameters of machines that were measured once, for tests that must not depend on the machine that runs them. */
 #pragma once
 #include "backend/model/machine.h"
 
-/* Two virtual cores of a Zen 4 EPYC, 1 MiB of L2 each; they share a third-level cache, or do not. What the kernel reads
-   is from an allgather of 1 MiB that was read so: docs/decisions/messages-between-tensors.md. */
+/* Two virtual cores of a Zen 4 EPYC with 1 MiB of L2 each, which share a third-level cache (near_cores) or do not
+   (far_cores). The parameters of single copy come from an allgather of 1 MiB:
+   docs/decisions/messages-between-tensors.md. */
 static const struct machine near_cores = {
     .l2 = 1 << 20,
     .last = 32 << 20,
@@ -54,8 +55,8 @@ static const struct machine far_cores = {
     .announced = 45000,
     .wire = 0.32,
 };
-/* Two of 16 virtual cores of an Intel Xeon of family 6, model 207 (2 MiB of L2 each), by its probe: between caches 10
-   GB/s however it is written, so what goes twice costs twice. */
+/* Two of 16 virtual cores of an Intel Xeon of family 6, model 207 (2 MiB of L2 each), measured by the probe. Bytes move
+   between caches at 10 GB/s with either kind of stores, so bytes that move twice cost twice. */
 static const struct machine copies_cost_twice = {
     .l2 = 2 << 20,
     .last = 300 << 20,

@@ -1,11 +1,11 @@
-/* Costs of the plans that really run, on machines that were measured once. */
+/* The predicted costs of the algorithms of the table, on machines that were measured once. */
 #include "backend/base/memory.h"
 #include "backend/collectives/collectives.h"
 #include "backend/model/cost.h"
 #include "tests/support/unit.h"
 #include "tests/unit/model/machines.h"
 
-/* One host of so many ranks; kept. */
+/* Returns a layout of one host, which is created once for each size. */
 static const struct layout *host_of_ranks(int size)
 {
     enum { MOST_RANKS = 64 };
@@ -31,7 +31,7 @@ static double cost(const struct plan *plan, const struct machine *m, size_t byte
     assert_true(out > 0);
     return out;
 }
-static void more_bytes_cost_more(void **state)
+static void test_more_bytes_cost_more(void **state)
 {
     (void)state;
     for (const struct algorithm *a = collectives_table; a->name; a++)
@@ -48,8 +48,8 @@ static void more_bytes_cost_more(void **state)
                 plan_finish(&plan);
             }
 }
-/* One round for few bytes, two rounds for many, and one size at which it changes. */
-static void two_rounds_pay_from_one_size_on(void **state)
+/* One round is cheaper for few bytes and two rounds for many, with one switch between them. */
+static void test_two_rounds_are_cheaper_from_one_size_on(void **state)
 {
     (void)state;
     for (int size = 4; size <= 16; size *= 2) {
@@ -68,7 +68,7 @@ static void two_rounds_pay_from_one_size_on(void **state)
         plan_finish(&two);
     }
 }
-/* A wrong figure by a quarter moves the switch by a factor of two at most. */
+/* Returns the bytes from which two rounds are cheaper. */
 static size_t switch_bytes(const struct machine *m)
 {
     struct plan one = plan_of(collectives_find_algorithm(ALLREDUCE, "one_shot"), 8, false);
@@ -79,7 +79,8 @@ static size_t switch_bytes(const struct machine *m)
     plan_finish(&two);
     return bytes;
 }
-static void the_switch_is_stable(void **state)
+/* A parameter that is wrong by a quarter moves the switch by at most a factor of two. */
+static void test_wrong_parameter_moves_the_switch_little(void **state)
 {
     (void)state;
     const struct machine_row *rows;
@@ -92,7 +93,7 @@ static void the_switch_is_stable(void **state)
             assert_true(now <= 2 * usual && usual <= 2 * now);
         }
 }
-static void one_round_more_costs_a_hand_over_where_cores_are_short(void **state)
+static void test_round_costs_a_hand_over_if_cores_are_short(void **state)
 {
     (void)state;
     assert_true(machine_cost_of_round(&near_cores, 2, 2) == near_cores.line);
@@ -124,7 +125,7 @@ static double cost_between(enum collective collective, const char *name, const s
     plan_finish(&plan);
     return ns;
 }
-static void more_bytes_between_hosts_cost_more(void **state)
+static void test_more_bytes_between_hosts_cost_more(void **state)
 {
     (void)state;
     for (const struct algorithm *a = collectives_table; a->name; a++)
@@ -137,8 +138,8 @@ static void more_bytes_between_hosts_cost_more(void **state)
             }
         }
 }
-/* A long allreduce of 4 hosts takes what 1.5 messages take on a link of 25 Gbit/s, however many ranks share it. */
-static void long_messages_cost_what_the_link_carries(void **state)
+/* A long allreduce over 4 hosts takes as long as 1.5 messages on a link of 25 Gbit/s, however many ranks share it. */
+static void test_long_messages_cost_the_time_of_the_link(void **state)
 {
     (void)state;
     static const char *const names[] = { "hierarchy_ring", "hierarchy_circulant", "hierarchy_rabenseifner" };
@@ -148,10 +149,11 @@ static void long_messages_cost_what_the_link_carries(void **state)
         for (int i = 0; i < 3; i++)
             for (int one_host = 0; one_host < 2; one_host++) {
                 double ns = cost_between(ALLREDUCE, names[i], hosts_of_ranks(4, each), one_host, bytes);
-                assert_true(ns >= link_ns && ns < 1.5 * link_ns);  /* and what the cores do besides */
+                /* The work of the cores adds to the time of the link. */
+                assert_true(ns >= link_ns && ns < 1.5 * link_ns);
             }
 }
-static void short_messages_cost_rounds(void **state)
+static void test_short_messages_cost_rounds(void **state)
 {
     (void)state;
     const struct layout *l = hosts_of_ranks(8, 2);
@@ -159,16 +161,17 @@ static void short_messages_cost_rounds(void **state)
     double doubling = cost_between(ALLREDUCE, "hierarchy_doubling", l, false, 1024);
     double chain = cost_between(BROADCAST, "hierarchy_chain", l, false, 1024);
     double binomial = cost_between(BROADCAST, "hierarchy_binomial", l, false, 1024);
-    assert_true(ring > 13 * 15000 && ring < 16 * 15000);               /* 14 rounds, and 3 */
+    /* A round costs 15,000 ns. The ring has 14 rounds, and doubling 3. */
+    assert_true(ring > 13 * 15000 && ring < 16 * 15000);
     assert_true(doubling > 3 * 15000 && doubling < 4 * 15000);
     assert_true(chain > 7 * 15000 && binomial < 4 * 15000);
     assert_true(cost_between(ALLREDUCE, "hierarchy_doubling", l, false, 64 << 20)
         > cost_between(ALLREDUCE, "hierarchy_ring", l, false, 64 << 20));
-    /* one way only */
+    /* The chain uses each link in one direction only. */
     assert_true(cost_between(BROADCAST, "hierarchy_chain", l, false, 64 << 20) > 0.32 * (64 << 20));
 }
-/* Whatever the algorithm, and however it overlaps. */
-static void no_cost_is_below_what_the_link_carries(void **state)
+/* `crosses`: the bytes that a link carries in one direction, divided by those of a message. */
+static void test_cost_is_at_least_the_time_of_the_link(void **state)
 {
     static const struct {
         const char *name;
@@ -185,8 +188,9 @@ static void no_cost_is_below_what_the_link_carries(void **state)
             assert_true(ns >= some[i].crosses * near_cores.wire * (double)bytes);
         }
 }
-/* Announcing is dear: 1 MiB goes as a whole. Were it nothing, two phases of each host would overlap. */
-static void messages_are_long_beside_what_announces_them(void **state)
+/* If announcing a message is expensive, 1 MiB is one tile. If it is cheap, the tiles are smaller, so that the phases of
+   a host overlap. */
+static void test_tiles_are_large_if_announcing_is_expensive(void **state)
 {
     static const double announced[] = { 45000, 1000 };
     size_t tile[2][2];
@@ -223,8 +227,8 @@ static size_t tile_for(const struct machine *m, size_t bytes)
     plan_finish(&plan);
     return cutting.tile_bytes;
 }
-/* What was best, or within some percent of it, in runs of a benchmark of allreduce on these machines. */
-static void tiles_are_what_was_measured_best(void **state)
+/* These tiles were the best, or within some percent of it, in benchmarks of allreduce on these machines. */
+static void test_tiles_are_those_measured_best(void **state)
 {
     (void)state;
     const struct machine *machines[] = { &near_cores, &far_cores };
@@ -234,7 +238,7 @@ static void tiles_are_what_was_measured_best(void **state)
         assert_true(medium >= 128 << 10 && medium <= 512 << 10);
     }
 }
-static void tiles_in_flight_fit_in_the_cache(void **state)
+static void test_tiles_in_flight_fit_in_the_cache(void **state)
 {
     (void)state;
     static const double caches[] = { 256 << 10, 512 << 10, 1 << 20, 1.25 * (1 << 20), 2 << 20, 4 << 20 };
@@ -251,10 +255,10 @@ static void tiles_in_flight_fit_in_the_cache(void **state)
             assert_true((double)tile * machine_tiles_in_flight(&m, tile, false) <= m.l2);
             before = tile;
         }
-        assert_true(before >= machine_largest_tile(&m) / 2);             /* it is used by somebody */
+        assert_true(before >= machine_largest_tile(&m) / 2);
     }
 }
-static void caches_of_no_size_are_survived(void **state)
+static void test_smallest_cache_has_the_smallest_tile(void **state)
 {
     (void)state;
     struct machine m = near_cores;
@@ -265,7 +269,7 @@ static void caches_of_no_size_are_survived(void **state)
 }
 
 /* ---- waiting ---- */
-static void the_spin_budget_is_about_what_a_sleep_costs(void **state)
+static void test_spin_budget_is_about_the_cost_of_a_sleep(void **state)
 {
     (void)state;
     struct spin_budget p = machine_spin_budget(&near_cores, 0);
@@ -278,7 +282,7 @@ static void the_spin_budget_is_about_what_a_sleep_costs(void **state)
 }
 
 /* ---- no memory ---- */
-static void too_little_memory_is_an_error(void **state)
+static void test_lack_of_memory_is_an_error(void **state)
 {
     (void)state;
     struct plan plan = plan_of(collectives_find_algorithm(ALLREDUCE, "one_shot"), 2, false);
@@ -295,20 +299,20 @@ unit_function test_cost;
 int test_cost(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(more_bytes_cost_more),
-        cmocka_unit_test(two_rounds_pay_from_one_size_on),
-        cmocka_unit_test(the_switch_is_stable),
-        cmocka_unit_test(one_round_more_costs_a_hand_over_where_cores_are_short),
-        cmocka_unit_test(more_bytes_between_hosts_cost_more),
-        cmocka_unit_test(long_messages_cost_what_the_link_carries),
-        cmocka_unit_test(short_messages_cost_rounds),
-        cmocka_unit_test(no_cost_is_below_what_the_link_carries),
-        cmocka_unit_test(messages_are_long_beside_what_announces_them),
-        cmocka_unit_test(tiles_are_what_was_measured_best),
-        cmocka_unit_test(tiles_in_flight_fit_in_the_cache),
-        cmocka_unit_test(caches_of_no_size_are_survived),
-        cmocka_unit_test(the_spin_budget_is_about_what_a_sleep_costs),
-        cmocka_unit_test(too_little_memory_is_an_error),
+        cmocka_unit_test(test_more_bytes_cost_more),
+        cmocka_unit_test(test_two_rounds_are_cheaper_from_one_size_on),
+        cmocka_unit_test(test_wrong_parameter_moves_the_switch_little),
+        cmocka_unit_test(test_round_costs_a_hand_over_if_cores_are_short),
+        cmocka_unit_test(test_more_bytes_between_hosts_cost_more),
+        cmocka_unit_test(test_long_messages_cost_the_time_of_the_link),
+        cmocka_unit_test(test_short_messages_cost_rounds),
+        cmocka_unit_test(test_cost_is_at_least_the_time_of_the_link),
+        cmocka_unit_test(test_tiles_are_large_if_announcing_is_expensive),
+        cmocka_unit_test(test_tiles_are_those_measured_best),
+        cmocka_unit_test(test_tiles_in_flight_fit_in_the_cache),
+        cmocka_unit_test(test_smallest_cache_has_the_smallest_tile),
+        cmocka_unit_test(test_spin_budget_is_about_the_cost_of_a_sleep),
+        cmocka_unit_test(test_lack_of_memory_is_an_error),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,4 +1,5 @@
-/* The probe on whatever this machine is: figures that make sense, or typical ones, and no traces. */
+/* The probe runs on this machine, whatever it is. Its parameters are within their bounds, or typical, and the caller
+   may use the same cores as before. */
 #include "backend/base/memory.h"
 #include "backend/model/machine.h"
 #include "tests/support/unit.h"
@@ -6,7 +7,7 @@
 #include <sched.h>
 
 static void stream(void *to, const void *from, size_t bytes) { memcpy(to, from, bytes); }
-static void parameters_make_sense(void **state)
+static void test_probed_parameters_are_within_bounds(void **state)
 {
     (void)state;
     struct machine m;
@@ -15,10 +16,11 @@ static void parameters_make_sense(void **state)
     assert_true(m.far >= m.near);
     assert_true(cache_level_bytes(2) == 0 || m.l2 == cache_level_bytes(2));
     assert_true(cache_level_bytes(3) == 0 || m.last == cache_level_bytes(3));
-    machine_probe(NULL, NULL, &m);                            /* a processor without such stores */
+    /* Some processors have no stores around the cache. */
+    machine_probe(NULL, NULL, &m);
     assert_true(machine_is_within_bounds(&m));
 }
-static void the_caller_stays_where_it_is(void **state)
+static void test_probe_restores_the_cores_of_the_caller(void **state)
 {
     (void)state;
     cpu_set_t before, one, after;
@@ -28,7 +30,8 @@ static void the_caller_stays_where_it_is(void **state)
     assert_int_equal(sched_getaffinity(0, sizeof after, &after), 0);
     assert_true(CPU_EQUAL(&before, &after));
     CPU_ZERO(&one);
-    CPU_SET((size_t)sched_getcpu(), &one);              /* bound to one core, as ranks are */
+    /* Ranks may be bound to one core. */
+    CPU_SET((size_t)sched_getcpu(), &one);
     assert_int_equal(sched_setaffinity(0, sizeof one, &one), 0);
     machine_probe(stream, NULL, &m);
     assert_true(machine_is_within_bounds(&m));
@@ -36,30 +39,33 @@ static void the_caller_stays_where_it_is(void **state)
     assert_true(CPU_EQUAL(&one, &after));
     assert_int_equal(sched_setaffinity(0, sizeof before, &before), 0);
 }
-static void without_memory_all_is_typical(void **state)
+static void test_parameters_are_typical_without_memory(void **state)
 {
     (void)state;
     struct machine m, typical = machine_typical();
     memory_fail_after(1);
     assert_false(machine_probe(stream, NULL, &m));
     memory_fail_after(0);
-    typical.l2 = m.l2;                                  /* facts, not measured */
+    /* The sizes of caches are read, not measured. */
+    typical.l2 = m.l2;
     typical.last = m.last;
     assert_memory_equal(&m, &typical, sizeof m);
 }
-static void cores_may_be_given(void **state)
+static void test_probe_accepts_cores(void **state)
 {
     (void)state;
     struct machine m;
     int core = sched_getcpu(), other[2] = { core, core }, nowhere[2] = { core, 1023 };
-    assert_false(machine_probe(stream, other, &m));     /* one core: not everything can be measured there */
+    /* Not all parameters can be measured on one core. */
+    assert_false(machine_probe(stream, other, &m));
     assert_true(machine_is_within_bounds(&m));
-    machine_probe(stream, nowhere, &m);                 /* the system says where instead */
+    /* A core that does not exist: the system chooses the core. */
+    machine_probe(stream, nowhere, &m);
     assert_true(machine_is_within_bounds(&m));
 }
 
-/* ---- what a process knows ---- */
-static void distances_are_half_octaves(void **state)
+/* ---- the parameters of this process ---- */
+static void test_distances_are_half_octaves(void **state)
 {
     (void)state;
     int last = 0;
@@ -69,13 +75,14 @@ static void distances_are_half_octaves(void **state)
         last = distance;
     }
     assert_int_equal(last, DISTANCES - 1);
-    for (double line = 4; line < 1e5; line *= 1.3)      /* a placement half an octave away is another one */
+    /* A time that is longer by half an octave is another distance. */
+    for (double line = 4; line < 1e5; line *= 1.3)
         assert_int_not_equal(distance_of_line_time(line), distance_of_line_time(line * 1.42));
     assert_int_equal(distance_of_line_time(0), 0);
     assert_int_equal(distance_of_line_time(-1), 0);
     assert_int_equal(distance_of_line_time(NAN), 0);
 }
-static void the_first_parameters_of_a_distance_stay(void **state)
+static void test_first_parameters_of_a_distance_stay(void **state)
 {
     (void)state;
     struct machine first = machine_typical(), second = machine_typical(), now;
@@ -88,38 +95,42 @@ static void the_first_parameters_of_a_distance_stay(void **state)
     machine_store_parameters(5, &second, false);
     assert_true(machine_find_parameters(5, &now));
     assert_memory_equal(&now, &second, sizeof now);
-    now = machine_get_or_measure(stream);                          /* of no known distance: the latest */
+    /* For an unknown distance the latest parameters are used. */
+    now = machine_get_or_measure(stream);
     assert_memory_equal(&now, &second, sizeof now);
     assert_true(machine_find_parameters(3, &now));
     assert_true(machine_find_parameters(0, &now));
     assert_memory_equal(&now, &first, sizeof now);
 }
-static void parameters_are_looked_for_on_disk(void **state)
+static void test_parameters_are_read_from_disk(void **state)
 {
     (void)state;
     char folder[] = "probe-XXXXXX", identity[IDENTITY_BYTES], command[64];
     struct machine kept = machine_typical(), now;
     kept.line = 99;
     assert_non_null(mkdtemp(folder));
-    setenv("TUTTI_CACHE", folder, 1);                   /* nobody has read the settings yet */
+    /* The process has not read its settings yet. */
+    setenv("TUTTI_CACHE", folder, 1);
     machine_format_identity(7, identity);
     assert_false(machine_find_parameters(0, &now));
     assert_true(machine_file_write(folder, identity, &kept));
     assert_false(machine_find_parameters(8, &now));
-    assert_true(machine_find_parameters(0, &now));               /* any */
+    /* For an unknown distance any parameters are used. */
+    assert_true(machine_find_parameters(0, &now));
     assert_memory_equal(&now, &kept, sizeof now);
     assert_true(machine_find_parameters(7, &now));
     assert_memory_equal(&now, &kept, sizeof now);
     machine_store_parameters(9, &kept, true);
     machine_format_identity(9, identity);
     assert_true(machine_file_read(folder, identity, &now));
-    machine_store_parameters(0, &kept, true);                      /* nobody knows what these are of */
+    /* Parameters of an unknown distance are not written. */
+    machine_store_parameters(0, &kept, true);
     machine_format_identity(0, identity);
     assert_false(machine_file_read(folder, identity, &now));
     snprintf(command, sizeof command, "rm -r %s", folder);
     assert_int_equal(system(command), 0);
 }
-static void the_table_is_the_struct(void **state)
+static void test_table_has_every_parameter(void **state)
 {
     (void)state;
     const struct machine_row *rows;
@@ -136,7 +147,7 @@ static void the_table_is_the_struct(void **state)
         assert_false(machine_is_within_bounds(&wrong));
     }
 }
-static void an_identity_is_one_line(void **state)
+static void test_identity_is_one_line(void **state)
 {
     (void)state;
     char identity[IDENTITY_BYTES];
@@ -149,15 +160,16 @@ unit_function test_probe;
 int test_probe(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(parameters_make_sense),
-        cmocka_unit_test(the_caller_stays_where_it_is),
-        cmocka_unit_test(without_memory_all_is_typical),
-        cmocka_unit_test(cores_may_be_given),
-        cmocka_unit_test(distances_are_half_octaves),
-        cmocka_unit_test(parameters_are_looked_for_on_disk),              /* first: this process knows nothing yet */
-        cmocka_unit_test(the_first_parameters_of_a_distance_stay),
-        cmocka_unit_test(the_table_is_the_struct),
-        cmocka_unit_test(an_identity_is_one_line),
+        cmocka_unit_test(test_probed_parameters_are_within_bounds),
+        cmocka_unit_test(test_probe_restores_the_cores_of_the_caller),
+        cmocka_unit_test(test_parameters_are_typical_without_memory),
+        cmocka_unit_test(test_probe_accepts_cores),
+        cmocka_unit_test(test_distances_are_half_octaves),
+        /* This test is before the others that store parameters in the process. */
+        cmocka_unit_test(test_parameters_are_read_from_disk),
+        cmocka_unit_test(test_first_parameters_of_a_distance_stay),
+        cmocka_unit_test(test_table_has_every_parameter),
+        cmocka_unit_test(test_identity_is_one_line),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,6 +1,6 @@
-/* The tuner over a simulated machine. The time of a call follows from the choice that it runs, by factors that are
-   drawn. The machine jumps between such places, as when a hypervisor moves the cores, and comes back. Calls are noisy,
-   and some are interrupted. The goals hold over a thousand drawn histories. */
+/* The tuner on a simulated machine. A scene has random factors, from which the time of a call follows for each choice.
+   The machine jumps from scene to scene, as when a hypervisor moves the cores, and sometimes back. Calls are noisy, and
+   some are interrupted. The goals hold over a thousand random histories. */
 #include "backend/collectives/collectives.h"
 #include "backend/tuning/tuners.h"
 #include "tests/support/random.h"
@@ -10,14 +10,13 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { RANKS = 2, PLACES = 4, ALGORITHMS = 8, LEAST_TILE = 14, MOST_TILE = 22, MOST_SLOTS = 4 };
-/* After a jump the incumbent must be good again within SOON calls, or LATER calls. */
+enum { RANKS = 2, SCENES = 4, ALGORITHMS = 8, LEAST_TILE = 14, MOST_TILE = 22, MOST_SLOTS = 4 };
+/* After most jumps the incumbent must be good again within SOON calls, after nearly all within LATER calls. */
 enum { SOON = 12, LATER = 40, NEVER = 1 << 20 };
-/* The simulated time of a call. How long this machine looks for a candidate is real, and counts for nothing beside
-   it. */
+/* The simulated time of a call. The tuner's search for candidates takes real time, which is negligible beside it. */
 static const double UNIT = 1e6;                                         /* ns */
 
-/* How long each choice takes at one place. */
+/* The factors of the time of each choice. `tile` is the power of two of the best tile. */
 struct scene {
     double ns, stores, ring, tile_slope, slots_slope, algorithm[ALGORITHMS];
     int tile, slots;
@@ -36,7 +35,7 @@ struct simulation {
     int calls_per_interruption;
 };
 
-/* ---- places ---- */
+/* ---- scenes ---- */
 static double draw_factor(uint64_t *seed, double least, double most)
 {
     return least * pow(most / least, (double)(random_next(seed) % 10001) / 10000);
@@ -53,7 +52,7 @@ static int algorithm_row(const struct algorithm *algorithm)
         row += a->collective == algorithm->collective;
     return row % ALGORITHMS;
 }
-/* Draws a place that differs from *from in half of its properties, or in all if `from` is NULL. */
+/* Draws a scene that differs from *from in half of its factors, or in all if `from` is NULL. */
 static struct scene scene_draw(uint64_t *seed, const struct choice *predicted, const struct scene *from, size_t bytes)
 {
     struct scene p = { .message_bytes = bytes,
@@ -159,7 +158,7 @@ static double simulation_call(struct simulation *s, const struct scene *p)
 
 /* ---- histories ---- */
 /* The measurements of histories. regret: the time of a call divided by the best, summed over the calls of the second
-   half of each stay at a place. changes: of the incumbent, in the same calls. */
+   half of each stay in a scene. changes: of the incumbent, in the same calls. */
 struct result {
     double regret, calls;
     int changes, jumps, soon, later, most_bad_in_a_row;
@@ -172,7 +171,7 @@ static void result_add_jump(struct result *r, int calls_until_good, int bad_in_a
     r->later += calls_until_good <= LATER;
     if (bad_in_a_row > r->most_bad_in_a_row) r->most_bad_in_a_row = bad_in_a_row;
 }
-/* Stays at a place for some calls. noticeable: the jump to this place has changed the time of a call by half, and made
+/* Stays in a scene for some calls. noticeable: the jump to this scene has changed the time of a call by half, and made
    the incumbent worse than 1.2 times the best. A smaller change is found by A/B tests, much later. */
 static void simulation_stay(struct simulation *s, const struct scene *p, int calls, bool noticeable, struct result *r)
 {
@@ -202,13 +201,13 @@ static bool jump_is_noticeable(const struct simulation *s, const struct scene *f
 static void run_history(uint64_t seed, size_t bytes, int calls, struct result *r)
 {
     struct simulation s;
-    struct scene places[PLACES];
+    struct scene scenes[SCENES];
     simulation_begin(&s, seed, bytes);
-    for (int i = 0; i < PLACES; i++) {
+    for (int i = 0; i < SCENES; i++) {
         bool comes_back = i > 1 && random_next(&s.seed) % 2;
-        places[i] =
-            comes_back ? places[i - 2] : scene_draw(&s.seed, &s.tuner->predicted, i ? &places[i - 1] : NULL, bytes);
-        simulation_stay(&s, &places[i], calls, i && jump_is_noticeable(&s, &places[i - 1], &places[i]), r);
+        scenes[i] =
+            comes_back ? scenes[i - 2] : scene_draw(&s.seed, &s.tuner->predicted, i ? &scenes[i - 1] : NULL, bytes);
+        simulation_stay(&s, &scenes[i], calls, i && jump_is_noticeable(&s, &scenes[i - 1], &scenes[i]), r);
     }
     simulation_end(&s);
 }
@@ -222,9 +221,8 @@ static struct result run_histories(int histories, size_t bytes, int calls)
         100.0 * r.later / r.jumps, LATER, r.most_bad_in_a_row);
     return r;
 }
-/* A survey has eight trials, which find most of what differs. docs/decisions/when-the-machine-changes.md has the
-   rest. */
-static void choices_follow_a_machine_that_jumps(void **state)
+/* A survey tries eight choices, so it finds most changes, but not all (docs/decisions/when-the-machine-changes.md). */
+static void test_tuner_follows_a_machine_that_jumps(void **state)
 {
     (void)state;
     for (size_t bytes = 1 << 20; bytes <= 16 << 20; bytes <<= 4) {
@@ -235,8 +233,8 @@ static void choices_follow_a_machine_that_jumps(void **state)
         assert_true(r.changes <= r.calls / 5000);
     }
 }
-/* Of short calls one in 64 is watched. */
-static void short_calls_follow_later(void **state)
+/* Only one in 64 short calls is watched, so the tuner notices a change later. */
+static void test_tuner_follows_with_short_calls(void **state)
 {
     struct result r = run_histories(100, 64 << 10, 15000);
     (void)state;
@@ -245,7 +243,7 @@ static void short_calls_follow_later(void **state)
 }
 /* If the predicted choice is the best, and anything else takes 1.2 to 4 times as long, the search for a better one
    costs little. */
-static void searching_costs_little(void **state)
+static void test_search_costs_at_most_3_percent(void **state)
 {
     double worst = 0;
     (void)state;
@@ -277,9 +275,9 @@ unit_function test_histories;
 int test_histories(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(choices_follow_a_machine_that_jumps),
-        cmocka_unit_test(short_calls_follow_later),
-        cmocka_unit_test(searching_costs_little),
+        cmocka_unit_test(test_tuner_follows_a_machine_that_jumps),
+        cmocka_unit_test(test_tuner_follows_with_short_calls),
+        cmocka_unit_test(test_search_costs_at_most_3_percent),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

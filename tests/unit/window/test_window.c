@@ -1,5 +1,5 @@
-/* Puts, signals and waits: every size, direct and by message, in order, while the target computes, in several windows
-   at a time. */
+/* Puts of every size, direct or by message, arrive before later signals, also if the target makes no call, and if
+   several windows are in use. */
 #include "backend/engine/driver.h"
 #include "include/tutti_window.h"
 #include "tests/support/unit.h"
@@ -9,7 +9,7 @@
 #include <stdatomic.h>
 
 #define OK(call) REQUIRE((call) == TUTTI_OK)
-/* The memory of a window: private memory cannot be written directly. */
+/* The memory of a window. Other ranks write shared memory directly, and private memory by messages. */
 enum memory_kind { SHARED_MEMORY, PRIVATE_MEMORY };
 struct window { tutti_window *handle; int32_t *at; enum memory_kind kind; };
 
@@ -55,7 +55,7 @@ static void ring_of_every_size(struct rank *me)
 }
 /* ---- order ---- */
 enum { ROUNDS = 60, BLOCK = 3000 };
-/* A signal is seen after the puts before it, and each wait takes one signal. */
+/* When a wait has taken a signal, the puts before that signal have arrived. Each wait takes one signal. */
 static void puts_before_signals(struct rank *me)
 {
     size_t row = ROUNDS * BLOCK, count = 0;
@@ -101,7 +101,8 @@ static void deregistering_waits_for_puts(struct rank *me)
     }
 }
 #ifndef NO_PROCESSES
-/* ---- a target that makes no call: it looks at its memory without a signal, which the thread sanitizer reports ---- */
+/* ---- a target that makes no call ---- */
+/* It reads its memory without a signal, which the thread sanitizer would report. */
 static void target_only_computes(struct rank *me)
 {
     enum { PUTS = 50, LARGE = 300000 };
@@ -115,7 +116,7 @@ static void target_only_computes(struct rank *me)
                 OK(window_put_integers(&w, from, LARGE, peer, 0));
                 if (n % 10 == 0) OK(window_put_integers(&w, from, 1, peer, 0));
             }
-    /* An idle rank has no call at all, so its own threads must receive. */
+    /* The target makes no call, so the threads of the library must receive the puts. */
     if (me->rank)
         while (*last != PUTS) sched_yield();
     world_meet(me);
@@ -149,7 +150,7 @@ static void beside_collectives_and_messages(struct rank *me)
     window_close(&two);
     free(large);
 }
-/* A thread that waits drives the communicator, and others register and free windows meanwhile. */
+/* A thread waits for a signal and so drives the communicator. Meanwhile another thread registers and frees windows. */
 static void *wait_main(void *of)
 {
     const struct rank *me = of;
@@ -175,7 +176,7 @@ static void windows_while_a_thread_waits(struct rank *me)
     REQUIRE(pthread_join(thread, NULL) == 0);
     window_close(&w);
 }
-/* A group of calls, a queue, and signals that wait for their takers. */
+/* The calls are made in a group, one wait has a request in a queue, and a second signal arrives before its wait. */
 static void requests_of_every_kind(struct rank *me)
 {
     struct window w = window_open(me, 10);
@@ -198,7 +199,7 @@ static void requests_of_every_kind(struct rank *me)
     window_close(&w);
 }
 /* ---- addresses ---- */
-static void maps_memory_of_its_host(struct rank *me)
+static void map_memory_of_the_host(struct rank *me)
 {
     struct window w = window_open(me, 10);
     int host, other, writer, peer = rank_next(me);
@@ -219,7 +220,7 @@ static void maps_memory_of_its_host(struct rank *me)
     OK(tutti_barrier(me->comm, NULL));
     bool mapped = host == writer && (w.kind == SHARED_MEMORY || me->size == 1);
     REQUIRE(w.at[4] == (mapped ? 7 : 0));
-    /* The address outlives the window and the group. */
+    /* The address stays valid after tutti_window_free, because the window is retained. */
     OK(tutti_window_retain(w.handle));
     window_close(&w);
     if (theirs && peer != me->rank) REQUIRE(theirs[0] == theirs[0]);
@@ -236,8 +237,8 @@ static void run_on_threads(rank_function *body)
         world_threads_on("2", 2, NULL, body, &k);
     }
 }
-/* A wake-up that is lost lets a rank sleep without end. */
-static void test_no_wake_up_is_lost(void **state)
+/* Sleeps have no limit here, so a rank that misses a wake-up hangs. */
+static void test_waits_lose_no_wake_up(void **state)
 {
     (void)state;
     atomic_store(&most_sleep_ms, INT_MAX);
@@ -245,15 +246,35 @@ static void test_no_wake_up_is_lost(void **state)
     run_on_threads(puts_before_signals);
     atomic_store(&most_sleep_ms, 20);
 }
-static void test_every_size(void **state) { (void)state; run_on_threads(ring_of_every_size); }
-static void test_order(void **state) { (void)state; run_on_threads(puts_before_signals); }
-static void test_deregistering(void **state) { (void)state; run_on_threads(deregistering_waits_for_puts); }
-static void test_beside_other_work(void **state) { (void)state; run_on_threads(beside_collectives_and_messages); }
-static void test_requests(void **state) { (void)state; run_on_threads(requests_of_every_kind); }
-static void test_waiting_threads(void **state) { (void)state; run_on_threads(windows_while_a_thread_waits); }
-static void test_addresses(void **state) { (void)state; run_on_threads(maps_memory_of_its_host); }
+static void test_puts_of_every_size_arrive(void **state) { (void)state; run_on_threads(ring_of_every_size); }
+static void test_puts_arrive_before_later_signals(void **state) { (void)state; run_on_threads(puts_before_signals); }
+static void test_deregistering_waits_for_puts(void **state)
+{
+    (void)state;
+    run_on_threads(deregistering_waits_for_puts);
+}
+static void test_windows_work_beside_collectives_and_messages(void **state)
+{
+    (void)state;
+    run_on_threads(beside_collectives_and_messages);
+}
+static void test_calls_complete_in_groups_and_queues(void **state)
+{
+    (void)state;
+    run_on_threads(requests_of_every_kind);
+}
+static void test_windows_are_registered_while_a_thread_waits(void **state)
+{
+    (void)state;
+    run_on_threads(windows_while_a_thread_waits);
+}
+static void test_memory_is_mapped_on_one_host_only(void **state)
+{
+    (void)state;
+    run_on_threads(map_memory_of_the_host);
+}
 #ifndef NO_PROCESSES
-static void test_a_target_that_computes(void **state)
+static void test_puts_reach_a_target_that_makes_no_call(void **state)
 {
     (void)state;
     atomic_store(&most_sleep_ms, INT_MAX);
@@ -267,9 +288,9 @@ static void run_all(struct rank *me)
     deregistering_waits_for_puts(me);
     beside_collectives_and_messages(me);
     requests_of_every_kind(me);
-    maps_memory_of_its_host(me);
+    map_memory_of_the_host(me);
 }
-static void test_processes(void **state)
+static void test_windows_work_between_processes(void **state)
 {
     (void)state;
     for (int kind = SHARED_MEMORY; kind <= PRIVATE_MEMORY; kind++) {
@@ -286,17 +307,17 @@ unit_function test_window;
 int test_window(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_every_size),
-        cmocka_unit_test(test_order),
-        cmocka_unit_test(test_deregistering),
-        cmocka_unit_test(test_beside_other_work),
-        cmocka_unit_test(test_requests),
-        cmocka_unit_test(test_no_wake_up_is_lost),
-        cmocka_unit_test(test_waiting_threads),
-        cmocka_unit_test(test_addresses),
+        cmocka_unit_test(test_puts_of_every_size_arrive),
+        cmocka_unit_test(test_puts_arrive_before_later_signals),
+        cmocka_unit_test(test_deregistering_waits_for_puts),
+        cmocka_unit_test(test_windows_work_beside_collectives_and_messages),
+        cmocka_unit_test(test_calls_complete_in_groups_and_queues),
+        cmocka_unit_test(test_waits_lose_no_wake_up),
+        cmocka_unit_test(test_windows_are_registered_while_a_thread_waits),
+        cmocka_unit_test(test_memory_is_mapped_on_one_host_only),
 #ifndef NO_PROCESSES
-        cmocka_unit_test(test_a_target_that_computes),
-        cmocka_unit_test(test_processes),
+        cmocka_unit_test(test_puts_reach_a_target_that_makes_no_call),
+        cmocka_unit_test(test_windows_work_between_processes),
 #endif
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,6 +1,5 @@
-/* Windows when something goes wrong: calls that are refused, ranks that disagree, a wait without a signal, deaths, a
-   group that fails during puts, and a peer that sends nonsense. */
-#include "backend/base/memory.h"
+/* Errors of windows: refused calls, ranks that disagree, a wait without a signal, peers that leave or die, a group that
+   is aborted during puts, and a peer that sends invalid headers. */
 #include "backend/engine/comm.h"
 #include "include/tutti_window.h"
 #include "tests/support/unit.h"
@@ -8,7 +7,7 @@
 #include <signal.h>
 
 #define OK(call) REQUIRE((call) == TUTTI_OK)
-#define SAYS(text) REQUIRE(strstr(tutti_get_last_error(), text) != NULL)
+#define REQUIRE_ERROR(text) REQUIRE(strstr(tutti_get_last_error(), text) != NULL)
 enum { COUNT = 1 << 20 };
 static int32_t *shared_allocate(size_t count)
 {
@@ -25,62 +24,62 @@ static tutti_window *window_open(tutti_comm *comm, int32_t *at, size_t count)
 }
 
 /* ---- refused calls, which leave everything as it was ---- */
-static void asks_wrongly(struct rank *me)
+static void call_wrongly(struct rank *me)
 {
     int32_t *at = shared_allocate(10), from[20] = { 0 };
     tutti_window *w = NULL, *other = NULL;
     tutti_request request = TUTTI_REQUEST_INIT;
     REQUIRE(tutti_window_register(at, 10, TUTTI_INT32, me->comm, NULL) == TUTTI_INVALID_ARGUMENT);
     REQUIRE(tutti_window_register(NULL, 10, TUTTI_INT32, me->comm, &w) == TUTTI_INVALID_ARGUMENT);
-    SAYS("the window buffer is NULL");
+    REQUIRE_ERROR("the window buffer is NULL");
     REQUIRE(tutti_window_register(at, 10, (tutti_dtype)99, me->comm, &w) == TUTTI_INVALID_ARGUMENT);
     REQUIRE(tutti_window_register(at, 10, TUTTI_INT32, NULL, &w) == TUTTI_INVALID_ARGUMENT);
     REQUIRE(tutti_window_signal(NULL, 0, NULL) == TUTTI_INVALID_ARGUMENT);
-    SAYS("the window is NULL");
+    REQUIRE_ERROR("the window is NULL");
     w = window_open(me->comm, at, 10);
     REQUIRE(tutti_window_put(w, from, 3, TUTTI_FLOAT32, 0, 0, NULL) == TUTTI_INVALID_ARGUMENT);
-    SAYS("a put of float32 elements into a window of int32 elements");
+    REQUIRE_ERROR("a put of float32 elements into a window of int32 elements");
     REQUIRE(tutti_window_put(w, from, 3, TUTTI_INT32, 0, 8, &request) == TUTTI_INVALID_ARGUMENT && request.refused);
-    SAYS("a put of 3 elements at element 8 passes the end of the window, which has 10");
+    REQUIRE_ERROR("a put of 3 elements at element 8 passes the end of the window, which has 10");
     REQUIRE(tutti_window_put(w, from, 1, TUTTI_INT32, 0, SIZE_MAX, NULL) == TUTTI_INVALID_ARGUMENT);
     REQUIRE(tutti_window_put(w, from, SIZE_MAX / 8, TUTTI_INT32, 0, 1, NULL) == TUTTI_INVALID_ARGUMENT);
     REQUIRE(tutti_window_put(w, NULL, 1, TUTTI_INT32, 0, 0, NULL) == TUTTI_INVALID_ARGUMENT);
-    SAYS("the put buffer is NULL");
+    REQUIRE_ERROR("the put buffer is NULL");
     REQUIRE(tutti_window_put(w, from, 1, TUTTI_INT32, me->size, 0, NULL) == TUTTI_INVALID_ARGUMENT);
-    SAYS("is not a rank of");
+    REQUIRE_ERROR("is not a rank of");
     REQUIRE(tutti_window_signal(w, -1, NULL) == TUTTI_INVALID_ARGUMENT);
-    SAYS("peer -1 is not a rank of");
+    REQUIRE_ERROR("peer -1 is not a rank of");
     REQUIRE(tutti_window_wait_signal(w, 1000, NULL) == TUTTI_INVALID_ARGUMENT && tutti_last_error_is_refusal());
     REQUIRE(tutti_window_map(w, 0, NULL) == TUTTI_INVALID_ARGUMENT);
     request.algorithm = "ring";
     REQUIRE(tutti_window_signal(w, 0, &request) == TUTTI_INVALID_ARGUMENT);
-    SAYS("cannot choose an algorithm");
+    REQUIRE_ERROR("cannot choose an algorithm");
     OK(tutti_window_put(w, from, 10, TUTTI_INT32, (me->rank + 1) % me->size, 0, NULL));
-    /* Ranks that disagree. */
+    /* Rank 1 registers another size, then another type. */
     size_t count = me->rank == 1 ? 9 : 10;
     REQUIRE(tutti_window_register(at, count, TUTTI_INT32, me->comm, &other) == TUTTI_MISMATCH && !other);
-    SAYS("rank 0 registers 40 bytes and rank 1 36; all ranks must register the same size");
+    REQUIRE_ERROR("rank 0 registers 40 bytes and rank 1 36; all ranks must register the same size");
     REQUIRE(tutti_last_error_is_refusal());
     tutti_dtype type = me->rank == 1 ? TUTTI_FLOAT32 : TUTTI_INT32;
     REQUIRE(tutti_window_register(at, 10, type, me->comm, &other) == TUTTI_MISMATCH && !other);
-    SAYS("rank 0 registers int32 elements and rank 1 float32; all ranks must register the same type");
+    REQUIRE_ERROR("rank 0 registers int32 elements and rank 1 float32; all ranks must register the same type");
     OK(tutti_window_deregister(w));
     REQUIRE(tutti_window_deregister(w) == TUTTI_INVALID_ARGUMENT);
-    SAYS("uses a window that was deregistered");
+    REQUIRE_ERROR("uses a window that was deregistered");
     REQUIRE(tutti_window_put(w, from, 1, TUTTI_INT32, 0, 0, NULL) == TUTTI_INVALID_ARGUMENT);
-    SAYS("uses a window that was deregistered; register it again");
+    REQUIRE_ERROR("uses a window that was deregistered; register it again");
     OK(tutti_window_free(w));
     OK(tutti_barrier(me->comm, NULL));
     OK(tutti_mem_free(at));
 }
-static void test_what_is_refused(void **state)
+static void test_refused_calls_leave_the_window_as_it_was(void **state)
 {
     (void)state;
-    world_threads(3, NULL, asks_wrongly, NULL);
-    world_threads_on("2", 3, NULL, asks_wrongly, NULL);
+    world_threads(3, NULL, call_wrongly, NULL);
+    world_threads_on("2", 3, NULL, call_wrongly, NULL);
 }
-/* Without memory on one rank no rank gets the window, and the group goes on. */
-static void lacks_memory(struct rank *me)
+/* The same memory becomes a window repeatedly. */
+static void register_repeatedly(struct rank *me)
 {
     int32_t *at = shared_allocate(10);
     tutti_window *w = NULL;
@@ -93,10 +92,10 @@ static void lacks_memory(struct rank *me)
     }
     OK(tutti_mem_free(at));
 }
-static void test_repeated_windows(void **state)
+static void test_memory_becomes_a_window_repeatedly(void **state)
 {
     (void)state;
-    world_threads(2, NULL, lacks_memory, NULL);
+    world_threads(2, NULL, register_repeatedly, NULL);
 }
 
 /* ---- waits that cannot end ---- */
@@ -109,7 +108,7 @@ static void waits_too_long(struct rank *me)
     tutti_request request = { .struct_size = sizeof request, .timeout_ms = 100, .blocking = true };
     if (me->rank == 0) {
         REQUIRE(tutti_window_wait_signal(w, 1, &request) == TUTTI_TIMEOUT);
-        SAYS(
+        REQUIRE_ERROR(
             "reached the timeout of 100 ms in a wait for a signal of rank 1: it sent no signal that this rank has not");
     }
     world_meet(me);
@@ -119,7 +118,7 @@ static void waits_too_long(struct rank *me)
     OK(tutti_mem_free(at));
     OK(tutti_comm_destroy(comm));
 }
-static void test_a_wait_without_a_signal(void **state)
+static void test_wait_without_a_signal_times_out(void **state)
 {
     (void)state;
     world_threads(2, NULL, waits_too_long, NULL);
@@ -137,8 +136,8 @@ static void peer_leaves(struct rank *me)
     } else {
         OK(tutti_window_wait_signal(w, 1, NULL));
         REQUIRE(tutti_window_wait_signal(w, 1, NULL) == TUTTI_PEER_LOST);
-        SAYS("rank 1 of ");
-        SAYS("has destroyed its communicator, and rank 0 is still in a wait for a signal of rank 1");
+        REQUIRE_ERROR("rank 1 of ");
+        REQUIRE_ERROR("has destroyed its communicator, and rank 0 is still in a wait for a signal of rank 1");
     }
     REQUIRE(tutti_window_signal(w, 0, NULL) != TUTTI_OK);
     if (me->rank == 0) OK(tutti_comm_destroy(comm));
@@ -147,13 +146,13 @@ static void peer_leaves(struct rank *me)
     OK(tutti_mem_free(at));
     free(own);
 }
-static void test_a_peer_that_leaves(void **state)
+static void test_wait_for_a_peer_that_leaves_fails(void **state)
 {
     (void)state;
     world_threads(2, NULL, peer_leaves, NULL);
     world_threads_on("2", 2, NULL, peer_leaves, NULL);
 }
-/* A rank with a window may leave in good order while nothing is open. */
+/* Ranks destroy their communicators, and free their windows afterwards. */
 static void leaves_with_a_window(struct rank *me)
 {
     int32_t *at = shared_allocate(10);
@@ -168,14 +167,14 @@ static void leaves_with_a_window(struct rank *me)
     OK(tutti_barrier(me->comm, NULL));
     OK(tutti_mem_free(at));
 }
-static void test_leaving(void **state)
+static void test_windows_are_freed_after_their_communicator(void **state)
 {
     (void)state;
     world_threads(3, NULL, leaves_with_a_window, NULL);
     world_threads_on("2", 3, NULL, leaves_with_a_window, NULL);
 }
 
-/* ---- memory belongs to its caller again, also after a failure ---- */
+/* ---- a failure: the window's memory belongs to the caller again ---- */
 static void put_until_failure(tutti_comm *comm, tutti_window *w, const int32_t *from, bool blocking, int peer)
 {
     tutti_request request = { .struct_size = sizeof request };
@@ -218,7 +217,7 @@ static void abort_in_the_middle(struct rank *me)
     else free(at);
     free(from);
 }
-static void test_memory_after_an_abort(void **state)
+static void test_memory_is_not_written_after_an_abort(void **state)
 {
     (void)state;
     for (int shared = 0; shared < 2; shared++) {
@@ -228,8 +227,8 @@ static void test_memory_after_an_abort(void **state)
     }
 }
 
-/* ---- a peer that sends what no rank may send ---- */
-static void sends_header(tutti_comm *comm, const tutti_window *w, struct window_header header)
+/* ---- a peer that sends invalid headers ---- */
+static void send_header(tutti_comm *comm, const tutti_window *w, struct window_header header)
 {
     struct piece piece = { (unsigned char *)&header, sizeof header, sizeof header };
     struct transfer t = { .name = window_header_name((const struct tutti_window *)w),
@@ -242,7 +241,7 @@ static void sends_header(tutti_comm *comm, const tutti_window *w, struct window_
     while (t.state == TRANSFER_POSTED) router_poll(comm->router);
     driver_hand_over_role(comm);
 }
-static void sends_wrong_headers(struct rank *me)
+static void send_invalid_headers(struct rank *me)
 {
     static const struct window_header headers[] = { { HEADER_PUT, 36, 8, 0 }, { HEADER_PUT, UINT64_MAX, 8, 0 },
         { HEADER_PUT, 8, UINT64_MAX, 0 }, { HEADER_PUT, 0, 0, 0 }, { HEADER_SIGNAL, 1, 0, 0 }, { 0, 0, 4, 0 },
@@ -252,20 +251,20 @@ static void sends_wrong_headers(struct rank *me)
         tutti_comm *comm;
         OK(tutti_comm_split(me->comm, 0, me->rank, &comm));
         tutti_window *w = window_open(comm, at + 10, 10);
-        if (me->rank == 0) sends_header(comm, w, headers[k]);
+        if (me->rank == 0) send_header(comm, w, headers[k]);
         REQUIRE(tutti_window_wait_signal(w, 1 - me->rank, NULL) == TUTTI_MISMATCH);
-        SAYS("rank 0 sent rank 1 a put of");
-        SAYS("of a window of 40 bytes");
+        REQUIRE_ERROR("rank 0 sent rank 1 a put of");
+        REQUIRE_ERROR("of a window of 40 bytes");
         OK(tutti_window_free(w));
         for (int i = 0; i < 30; i++) REQUIRE(!at[i]);
         OK(tutti_comm_destroy(comm));
     }
 }
-static void test_nonsense_of_a_peer(void **state)
+static void test_invalid_header_of_a_peer_is_a_mismatch(void **state)
 {
     (void)state;
-    world_threads(2, NULL, sends_wrong_headers, NULL);
-    world_threads_on("2", 2, NULL, sends_wrong_headers, NULL);
+    world_threads(2, NULL, send_invalid_headers, NULL);
+    world_threads_on("2", 2, NULL, send_invalid_headers, NULL);
 }
 
 #ifndef NO_PROCESSES
@@ -286,13 +285,13 @@ static void peer_dies(struct rank *me)
     /* Puts go on until the group has failed. */
     while (status == TUTTI_OK) status = tutti_window_put(w, from, COUNT, TUTTI_INT32, 1, 0, NULL);
     REQUIRE(status == TUTTI_PEER_LOST);
-    SAYS("rank 1");
-    SAYS("died");
+    REQUIRE_ERROR("rank 1");
+    REQUIRE_ERROR("died");
     REQUIRE(tutti_window_deregister(w) == TUTTI_PEER_LOST);
     memset(at, 2, COUNT * sizeof *at);
     OK(tutti_window_free(w));
 }
-static void test_a_peer_that_dies(void **state)
+static void test_death_of_a_peer_fails_puts_and_waits(void **state)
 {
     (void)state;
     for (int shared = 0; shared < 2; shared++) {
@@ -309,15 +308,15 @@ unit_function test_window_errors;
 int test_window_errors(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_what_is_refused),
-        cmocka_unit_test(test_repeated_windows),
-        cmocka_unit_test(test_a_wait_without_a_signal),
-        cmocka_unit_test(test_a_peer_that_leaves),
-        cmocka_unit_test(test_leaving),
-        cmocka_unit_test(test_memory_after_an_abort),
-        cmocka_unit_test(test_nonsense_of_a_peer),
+        cmocka_unit_test(test_refused_calls_leave_the_window_as_it_was),
+        cmocka_unit_test(test_memory_becomes_a_window_repeatedly),
+        cmocka_unit_test(test_wait_without_a_signal_times_out),
+        cmocka_unit_test(test_wait_for_a_peer_that_leaves_fails),
+        cmocka_unit_test(test_windows_are_freed_after_their_communicator),
+        cmocka_unit_test(test_memory_is_not_written_after_an_abort),
+        cmocka_unit_test(test_invalid_header_of_a_peer_is_a_mismatch),
 #ifndef NO_PROCESSES
-        cmocka_unit_test(test_a_peer_that_dies),
+        cmocka_unit_test(test_death_of_a_peer_fails_puts_and_waits),
 #endif
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

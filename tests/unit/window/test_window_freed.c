@@ -1,12 +1,12 @@
-/* A rank frees its window without the others while the group lives: their puts, signals and waits end with an error
-   that names the rank, and all that it sent before still arrives. */
+/* A rank frees its window without the others while the group continues. The puts, signals and waits of the others then
+   fail with an error that names the rank. Puts and signals that the rank has completed before still arrive. */
 #include "include/tutti_window.h"
 #include "tests/support/unit.h"
 #include "tests/support/world.h"
 
 #define OK(call) REQUIRE((call) == TUTTI_OK)
-#define SAYS(text) REQUIRE(strstr(tutti_get_last_error(), text) != NULL)
-/* A put of COUNT elements is announced by every transport. SMALL: its bytes travel with the message. */
+#define REQUIRE_ERROR(text) REQUIRE(strstr(tutti_get_last_error(), text) != NULL)
+/* Every transport announces a put of COUNT elements. The bytes of SMALL elements travel with their message. */
 #ifdef FEW
 enum { COUNT = 1 << 17, SMALL = 10 };
 #else
@@ -31,7 +31,7 @@ static void window_free_memory(struct window *w)
     if (w->is_shared) OK(tutti_mem_free(w->at));
     else free(w->at);
 }
-static void window_forget(struct window *w)
+static void window_free_all(struct window *w)
 {
     OK(tutti_window_free(w->handle));
     window_free_memory(w);
@@ -47,24 +47,24 @@ static tutti_status window_put(const struct window *w, const int32_t *from, size
 {
     return tutti_window_put(w->handle, from, count, TUTTI_INT32, peer, 0, NULL);
 }
-/* Every call on the window that needs rank 1 is refused, and the group continues. */
-static void requires_refusals(const struct window *w, const int32_t *from)
+/* Rank 1 has freed the window: each call of rank 0 that needs rank 1 is refused. */
+static void require_refusals(const struct window *w, const int32_t *from)
 {
     void *at;
     REQUIRE(tutti_window_wait_signal(w->handle, 1, NULL) == TUTTI_INVALID_ARGUMENT && tutti_last_error_is_refusal());
-    SAYS("rank 1 of ");
-    SAYS(" has freed its window (number ");
-    SAYS("), so rank 0 gets no more signals of it; all ranks must deregister a window together");
+    REQUIRE_ERROR("rank 1 of ");
+    REQUIRE_ERROR(" has freed its window (number ");
+    REQUIRE_ERROR("), so rank 0 gets no more signals of it; all ranks must deregister a window together");
     REQUIRE(window_put(w, from, SMALL, 1) == TUTTI_INVALID_ARGUMENT && tutti_last_error_is_refusal());
-    SAYS("rank 1 of ");
-    SAYS(" has freed its window (number ");
-    SAYS("), so rank 0 can no longer write it; all ranks must deregister a window together");
+    REQUIRE_ERROR("rank 1 of ");
+    REQUIRE_ERROR(" has freed its window (number ");
+    REQUIRE_ERROR("), so rank 0 can no longer write it; all ranks must deregister a window together");
     REQUIRE(window_put(w, from, COUNT, 1) == TUTTI_INVALID_ARGUMENT);
     REQUIRE(tutti_window_signal(w->handle, 1, NULL) == TUTTI_INVALID_ARGUMENT);
-    SAYS("so rank 0 can no longer write it");
+    REQUIRE_ERROR("so rank 0 can no longer write it");
     tutti_status status = tutti_window_map(w->handle, 1, &at);
     REQUIRE(status == TUTTI_INVALID_ARGUMENT || status == TUTTI_UNSUPPORTED);
-    if (status == TUTTI_INVALID_ARGUMENT) SAYS("so rank 0 cannot map it");
+    if (status == TUTTI_INVALID_ARGUMENT) REQUIRE_ERROR("so rank 0 cannot map it");
 }
 
 /* ---- calls after the peer has freed its window ---- */
@@ -73,21 +73,21 @@ static void frees_while_idle(struct rank *me)
     struct window w = window_open(me, me->comm), other = window_open(me, me->comm);
     int32_t *from = integers_create(3);
     OK(tutti_barrier(me->comm, NULL));
-    if (me->rank == 1) window_forget(&w);
-    if (me->rank == 0) requires_refusals(&w, from);
-    /* Other peers and other windows are not concerned. */
+    if (me->rank == 1) window_free_all(&w);
+    if (me->rank == 0) require_refusals(&w, from);
+    /* Puts to the other ranks, and calls on the other window, still work. */
     if (me->rank != 1) OK(window_put(&w, from, COUNT, me->rank == 2 || me->size < 3 ? 0 : 2));
     OK(window_put(&other, from, COUNT, rank_next(me)));
     OK(tutti_window_signal(other.handle, rank_next(me), NULL));
     OK(tutti_window_wait_signal(other.handle, rank_previous(me), NULL));
     REQUIRE(other.at[COUNT - 1] == 3);
     OK(tutti_barrier(me->comm, NULL));
-    if (me->rank != 1) window_forget(&w);
+    if (me->rank != 1) window_free_all(&w);
     OK(tutti_window_deregister(other.handle));
-    window_forget(&other);
+    window_free_all(&other);
     free(from);
 }
-/* ---- what the peer has sent before ---- */
+/* ---- signals that the peer has sent before ---- */
 static void signals_before_it_frees(struct rank *me)
 {
     enum { SIGNALS = 20 };
@@ -96,15 +96,15 @@ static void signals_before_it_frees(struct rank *me)
     if (me->rank == 1) {
         OK(window_put(&w, from, COUNT, 0));
         for (int n = 0; n < SIGNALS; n++) OK(tutti_window_signal(w.handle, 0, NULL));
-        window_forget(&w);
+        window_free_all(&w);
     }
     if (me->rank == 0) {
         for (int n = 0; n < SIGNALS; n++) OK(tutti_window_wait_signal(w.handle, 1, NULL));
         for (int i = 0; i < COUNT; i++) REQUIRE(w.at[i] == 4);
-        requires_refusals(&w, from);
+        require_refusals(&w, from);
     }
     OK(tutti_barrier(me->comm, NULL));
-    if (me->rank != 1) window_forget(&w);
+    if (me->rank != 1) window_free_all(&w);
     free(from);
 }
 /* ---- calls that are open ---- */
@@ -114,15 +114,15 @@ static void frees_during_a_wait(struct rank *me)
     tutti_request request = TUTTI_REQUEST_INIT;
     if (me->rank == 0) OK(tutti_window_wait_signal(w.handle, 1, &request));
     world_meet(me);
-    if (me->rank == 1) window_forget(&w);
+    if (me->rank == 1) window_free_all(&w);
     if (me->rank == 0) {
         REQUIRE(tutti_wait(&request, 0) == TUTTI_INVALID_ARGUMENT);
-        SAYS("has freed its window");
+        REQUIRE_ERROR("has freed its window");
     }
     OK(tutti_barrier(me->comm, NULL));
-    if (me->rank != 1) window_forget(&w);
+    if (me->rank != 1) window_free_all(&w);
 }
-/* The peer writes its own memory again at once. */
+/* Rank 1 frees the window during puts and writes its memory at once. No put may write there afterwards. */
 static void frees_during_puts(struct rank *me)
 {
     int32_t *from = integers_create(5);
@@ -137,13 +137,13 @@ static void frees_during_puts(struct rank *me)
             tutti_status status = tutti_window_signal(w.handle, 1, NULL);
             while (status == TUTTI_OK) status = window_put(&w, from, COUNT, 1);
             REQUIRE(status == TUTTI_INVALID_ARGUMENT);
-            SAYS("has freed its window");
+            REQUIRE_ERROR("has freed its window");
         }
         OK(tutti_barrier(me->comm, NULL));
         if (me->rank == 1) {
             for (int i = 0; i < COUNT; i++) REQUIRE(w.at[i] == 0x07070707);
             window_free_memory(&w);
-        } else window_forget(&w);
+        } else window_free_all(&w);
     }
     free(from);
 }
@@ -161,7 +161,7 @@ static void frees_during_its_own_puts(struct rank *me)
                 OK(tutti_window_put(w.handle, from, PART, TUTTI_INT32, 0, (size_t)n * PART, &requests[2 * n]));
                 OK(tutti_window_signal(w.handle, 0, &requests[2 * n + 1]));
             }
-            window_forget(&w);
+            window_free_all(&w);
             for (int n = 0; n < 2 * PUTS; n++) tutti_wait(&requests[n], 0);
             free(requests);
         }
@@ -172,29 +172,29 @@ static void frees_during_its_own_puts(struct rank *me)
                 if (status == TUTTI_OK) REQUIRE(w.at[taken * PART - 1] == 6);
             }
             REQUIRE(status == TUTTI_INVALID_ARGUMENT);
-            SAYS("so rank 0 gets no more signals of it");
+            REQUIRE_ERROR("so rank 0 gets no more signals of it");
         }
         OK(tutti_barrier(me->comm, NULL));
-        if (me->rank != 1) window_forget(&w);
+        if (me->rank != 1) window_free_all(&w);
     }
     free(from);
 }
-/* ---- a collective end that a rank does not take part in ---- */
+/* ---- a deregistration without one of the ranks ---- */
 static void frees_instead_of_deregistering(struct rank *me)
 {
     tutti_comm *comm;
     OK(tutti_comm_split(me->comm, 0, me->rank, &comm));
     struct window w = window_open(me, comm);
     world_meet(me);
-    if (me->rank == 1) window_forget(&w);
+    if (me->rank == 1) window_free_all(&w);
     else {
         REQUIRE(tutti_window_deregister(w.handle) == TUTTI_MISMATCH);
-        SAYS("rank 1 of ");
-        SAYS("has freed its window (number 1), but rank ");
-        SAYS("all ranks must deregister a window together");
+        REQUIRE_ERROR("rank 1 of ");
+        REQUIRE_ERROR("has freed its window (number 1), but rank ");
+        REQUIRE_ERROR("all ranks must deregister a window together");
     }
     world_meet(me);
-    if (me->rank != 1) window_forget(&w);
+    if (me->rank != 1) window_free_all(&w);
     OK(tutti_comm_destroy(comm));
 }
 /* ---- many windows that all ranks free alone ---- */
@@ -204,7 +204,7 @@ static void frees_many(struct rank *me)
         struct window w = window_open(me, me->comm);
         OK(tutti_window_signal(w.handle, rank_next(me), NULL));
         OK(tutti_window_wait_signal(w.handle, rank_previous(me), NULL));
-        window_forget(&w);
+        window_free_all(&w);
     }
 }
 
@@ -217,25 +217,41 @@ static void run_everywhere(rank_function *body)
         world_threads_on("0,0,1", 3, NULL, body, &kind);
     }
 }
-static void test_later_calls(void **state) { (void)state; run_everywhere(frees_while_idle); }
-static void test_earlier_signals(void **state) { (void)state; run_everywhere(signals_before_it_frees); }
-static void test_an_open_wait(void **state) { (void)state; run_everywhere(frees_during_a_wait); }
-static void test_open_puts(void **state) { (void)state; run_everywhere(frees_during_puts); }
-static void test_its_own_open_puts(void **state) { (void)state; run_everywhere(frees_during_its_own_puts); }
-static void test_deregistering(void **state) { (void)state; run_everywhere(frees_instead_of_deregistering); }
-static void test_many_windows(void **state) { (void)state; run_everywhere(frees_many); }
+static void test_calls_that_need_the_freed_window_are_refused(void **state)
+{
+    (void)state;
+    run_everywhere(frees_while_idle);
+}
+static void test_signals_before_the_free_arrive(void **state) { (void)state; run_everywhere(signals_before_it_frees); }
+static void test_open_wait_for_the_freeing_rank_fails(void **state)
+{
+    (void)state;
+    run_everywhere(frees_during_a_wait);
+}
+static void test_puts_into_a_freed_window_fail(void **state) { (void)state; run_everywhere(frees_during_puts); }
+static void test_waits_end_if_a_rank_frees_during_its_puts(void **state)
+{
+    (void)state;
+    run_everywhere(frees_during_its_own_puts);
+}
+static void test_deregistering_without_a_rank_is_a_mismatch(void **state)
+{
+    (void)state;
+    run_everywhere(frees_instead_of_deregistering);
+}
+static void test_all_ranks_free_many_windows_alone(void **state) { (void)state; run_everywhere(frees_many); }
 
 unit_function test_window_freed;
 int test_window_freed(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_later_calls),
-        cmocka_unit_test(test_earlier_signals),
-        cmocka_unit_test(test_an_open_wait),
-        cmocka_unit_test(test_open_puts),
-        cmocka_unit_test(test_its_own_open_puts),
-        cmocka_unit_test(test_deregistering),
-        cmocka_unit_test(test_many_windows),
+        cmocka_unit_test(test_calls_that_need_the_freed_window_are_refused),
+        cmocka_unit_test(test_signals_before_the_free_arrive),
+        cmocka_unit_test(test_open_wait_for_the_freeing_rank_fails),
+        cmocka_unit_test(test_puts_into_a_freed_window_fail),
+        cmocka_unit_test(test_waits_end_if_a_rank_frees_during_its_puts),
+        cmocka_unit_test(test_deregistering_without_a_rank_is_a_mismatch),
+        cmocka_unit_test(test_all_ranks_free_many_windows_alone),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
