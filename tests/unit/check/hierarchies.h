@@ -1,10 +1,10 @@
-/* Hierarchical algorithms, small ones, that use all there is: steps on peers' memory and messages in one schedule, over
- * hosts of unequal size. The message is cut in as many slices as the largest host has ranks; the ranks of every host
- * take turns to own one. */
+/* Small hierarchical algorithms that have both steps on peers' memory and messages, over hosts of unequal sizes. The
+   data is cut into as many slices as the largest host has ranks, and the ranks of each host own the slices in turns. */
 #pragma once
 #include "tests/unit/schedule/plans.h"
 
 static inline int slices_of(const struct schedule *s) { return s->layout->largest; }
+/* Sums INPUT of all ranks of the host, from chunk `first` on, into `into`. */
 static inline void sum_over_host(struct schedule *s, struct span into, int first)
 {
     struct team host = team_of_host(s);
@@ -14,20 +14,21 @@ static inline void sum_over_host(struct schedule *s, struct span into, int first
         else step_reduce(s, into, from);
     }
 }
-/* Of chunks base … base + t->size - 1 of my OUTPUT; see allreduce_ring. */
+/* Does a ring all-reduce of chunks base … base + t->size - 1 of OUTPUT over the team, as allreduce_ring does. */
 static inline void ring_across(struct schedule *s, const struct team *t, int base)
 {
-    struct span landing = span_new_scratch(s, 2);
+    struct span staged = span_new_scratch(s, 2);
     for (int k = 0; k < 2 * t->size - 2; k++) {
         int sent = (t->me + 2 * t->size - k) % t->size, got = (t->me + 2 * t->size - k - 1) % t->size;
         bool sums = k < t->size - 1;
         struct span into =
-            sums ? span_of_chunk(s->rank, SCRATCH, landing.first + k % 2) : span_of_chunk(s->rank, OUTPUT, base + got);
+            sums ? span_of_chunk(s->rank, SCRATCH, staged.first + k % 2) : span_of_chunk(s->rank, OUTPUT, base + got);
         step_send(s, span_of_chunk(s->rank, OUTPUT, base + sent), team_rank(t, t->me + 1));
         step_recv(s, into, team_rank(t, t->me - 1));
         if (sums) step_reduce(s, span_of_chunk(s->rank, OUTPUT, base + got), into);
     }
 }
+/* Sums each slice of this rank over all ranks, into its OUTPUT. */
 static inline void own_slices(struct schedule *s)
 {
     struct team host = team_of_host(s);
@@ -45,9 +46,9 @@ static void allreduce_reading(struct schedule *s)
     int hosts = s->layout->hosts, slices = slices_of(s);
     own_slices(s);
     for (int k = 0; k < slices; k++) {
-        struct span mine = { s->rank, OUTPUT, k * hosts, hosts }, its = mine;
-        its.rank = team_rank(&host, k);
-        if (its.rank != s->rank) step_copy(s, mine, its);
+        struct span mine = { s->rank, OUTPUT, k * hosts, hosts }, theirs = mine;
+        theirs.rank = team_rank(&host, k);
+        if (theirs.rank != s->rank) step_copy(s, mine, theirs);
     }
 }
 static void allreduce_writing(struct schedule *s)
@@ -57,12 +58,13 @@ static void allreduce_writing(struct schedule *s)
     own_slices(s);
     for (int k = host.me; k < slices; k += host.size)
         for (int hop = 1; hop < host.size; hop++) {
-            struct span mine = { s->rank, OUTPUT, k * hosts, hosts }, its = mine;
-            its.rank = team_rank(&host, host.me + hop);
-            step_copy(s, its, mine);
+            struct span mine = { s->rank, OUTPUT, k * hosts, hosts }, theirs = mine;
+            theirs.rank = team_rank(&host, host.me + hop);
+            step_copy(s, theirs, mine);
         }
 }
-/* The ranks of the root's host take the slices, hosts pass them on in a chain, peers collect them. */
+/* The ranks of the root's host copy their slices from the root, hosts pass the slices on in a chain, and each rank
+   copies the other slices from ranks of its host. */
 static void broadcast_slices(struct schedule *s)
 {
     struct team host = team_of_host(s);
@@ -81,7 +83,8 @@ static void broadcast_slices(struct schedule *s)
         if (k % host.size != host.me)
             step_copy(s, span_of_chunk(s->rank, OUTPUT, k), span_of_chunk(team_rank(&host, k), OUTPUT, k));
 }
-/* One message to each rank of another host carries the blocks of my whole host, taken straight from my peers. */
+/* One message to each rank of another host carries the blocks of all ranks of this host. Its sender reads them in the
+   INPUT of its peers. */
 static void all_to_all_gathered(struct schedule *s)
 {
     struct team host = team_of_host(s);

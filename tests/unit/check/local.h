@@ -1,6 +1,6 @@
-/* What a host builds for its own ranks, beside the plan of all: it must be the same to the step, but for where in
- * SCRATCH a chunk lies. And the plan of all put together from what the hosts build, which is what runs: a host cures
- * its cycles alone. */
+/* Compares the plan that a host builds for its own ranks with the plan of all ranks: all steps must be equal, except
+   for the places of chunks in SCRATCH. Also joins the plans of all hosts into one plan of all ranks, which is what
+   runs: each host stages inputs to remove cycles without the others. */
 #pragma once
 #include "tests/unit/schedule/plans.h"
 #include <stdlib.h>
@@ -8,26 +8,27 @@
 static inline bool spans_equal(const struct schedule *a, const struct schedule *b, const struct step *x,
     const struct step *y)
 {
-    bool same = x->from_count == y->from_count && x->to_count == y->to_count;
-    for (int i = 0; same && i < x->from_count + x->to_count; i++) {
+    bool equal = x->from_count == y->from_count && x->to_count == y->to_count;
+    for (int i = 0; equal && i < x->from_count + x->to_count; i++) {
         struct span m = a->spans[x->span + i], n = b->spans[y->span + i];
-        same = m.rank == n.rank && m.buffer == n.buffer && m.count == n.count
+        equal = m.rank == n.rank && m.buffer == n.buffer && m.count == n.count
             && (m.first == n.first || m.buffer == SCRATCH);
     }
-    return same;
+    return equal;
 }
 static inline bool steps_equal(const struct schedule *a, const struct schedule *b, int j)
 {
     const struct step *x = &a->steps[j], *y = &b->steps[j];
-    bool same = x->kind == y->kind && x->peer == y->peer && x->number == y->number && x->wait_count == y->wait_count
+    bool equal = x->kind == y->kind && x->peer == y->peer && x->number == y->number && x->wait_count == y->wait_count
         && x->by_tile == y->by_tile && x->by_reuse == y->by_reuse && x->by_leave == y->by_leave
         && x->finish == y->finish && x->premultiplies == y->premultiplies && spans_equal(a, b, x, y);
-    for (int w = 0; same && w < x->wait_count; w++) {
+    for (int w = 0; equal && w < x->wait_count; w++) {
         struct wait m = a->waits[x->wait + w], n = b->waits[y->wait + w];
-        same = m.rank == n.rank && m.step == n.step && m.lag == n.lag;
+        equal = m.rank == n.rank && m.step == n.step && m.lag == n.lag;
     }
-    return same;
+    return equal;
 }
+/* Fails the test unless two schedules of a rank are equal. */
 static inline void compare_rank(const struct schedule *a, const struct schedule *b, const char *name)
 {
     assert_int_equal(a->step_count, b->step_count);
@@ -37,7 +38,7 @@ static inline void compare_rank(const struct schedule *a, const struct schedule 
     for (int j = 0; j < a->step_count; j++)
         if (!steps_equal(a, b, j)) fail_msg("%s: rank %d step %d differs", name, a->rank, j);
 }
-/* The part of a mask of all that is this host's. */
+/* Returns the mask of a host's ranks out of a mask of all ranks. */
 static inline const uint64_t *on_host(const uint64_t *mask, const struct layout *l, int host)
 {
     uint64_t bits = 0;
@@ -53,7 +54,8 @@ static inline struct plan host_plan(const struct plan *key, int host)
     p.shared = on_host(key->shared, key->layout, host);
     return p;
 }
-/* False: the plan of all is refused, then one of the hosts refuses its own as well. */
+/* Compares the plan of each host with the plan of all ranks, and counts the hosts. Returns false if the plan of all
+   ranks cannot be built; then the plan of at least one host cannot be built either. */
 static inline bool compare_hosts(const struct plan *key, int *compared)
 {
     struct plan all = *key;
@@ -69,7 +71,8 @@ static inline bool compare_hosts(const struct plan *key, int *compared)
     assert_int_equal(hosts_built, built);
     return built;
 }
-/* Put together. The schedules belong to the hosts' plans. */
+/* The plan of all ranks, joined from the hosts' plans, to which the schedules belong. `cured`: the number of hosts that
+   staged inputs to remove a cycle. */
 struct assembled { struct plan all, host[MOST_PLACED]; int cured; };
 static inline tutti_status assembled_build(struct assembled *x, const struct plan *key)
 {

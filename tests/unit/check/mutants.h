@@ -1,6 +1,6 @@
-/* Mutants: a plan that is right is made wrong in one place, in every way that is listed here, in turn; the checker must
- * reject each. A checker that cannot fail proves nothing. A wait whose lesson is learned anyway, because other waits
- * and messages lead there, is left out: that is searched for, not assumed. */
+/* A mutant is a right plan with one mistake. These functions make every possible mistake of enum mutation in turn, and
+   the checker must reject each mutant: a checker that cannot fail proves nothing. A wait that other waits and messages
+   imply may be dropped without a mistake, so such mutants do not count. A search finds those waits. */
 #pragma once
 #include "backend/schedule/match.h"
 #include "tests/unit/schedule/plans.h"
@@ -11,7 +11,8 @@ static const char *const mutation_names[MUTATIONS] = { "waits dropped", "spans s
     "steps dropped", "finish flipped", "raw flipped" };
 static struct { int made, killed; } mutants[MUTATIONS];
 static int implied_waits, survivors;
-static bool own_waits = true;                               /* drop waits of a rank for its own messages as well */
+/* Mutants also lack waits of a rank for its own messages. */
+static bool own_waits = true;
 
 static inline bool plan_holds(const struct plan *p, char *why, size_t bytes)
 {
@@ -19,7 +20,8 @@ static inline bool plan_holds(const struct plan *p, char *why, size_t bytes)
         && plan_check(p, p->slots + 1, 3, 0, why, bytes);
 }
 
-/* ---- what is known anyway ---- */
+/* ---- waits that others imply ---- */
+/* A search backwards in the plan for the position (rank, step, tile `of`) that a dropped wait awaits. */
 struct search {
     const struct plan *p;
     struct match *match;
@@ -28,7 +30,7 @@ struct search {
     bool found;
 };
 static inline void search_back(struct search *x, int rank, int step, int tile);
-/* A tile is over when all its messages have come. */
+/* Searches back from the end of a tile: from its last step, and from all its messages, which have arrived by then. */
 static inline void search_tile(struct search *x, int rank, int tile)
 {
     const struct schedule *s = &x->p->ranks[rank];
@@ -60,7 +62,7 @@ static inline void search_back(struct search *x, int rank, int step, int tile)
             search_back(x, o.rank, o.step, a->lag == SLOT_REUSE ? tile - slots : tile);
     }
 }
-/* The plan without the wait: is its lesson learned before the step? */
+/* True if the awaited position precedes the step also without the wait. */
 static inline bool is_implied(const struct plan *p, int rank, int step, struct wait w)
 {
     int tile = 3 * p->slots;
@@ -79,7 +81,8 @@ static inline bool is_implied(const struct plan *p, int rank, int step, struct w
 }
 
 /* ---- mutants ---- */
-static inline void judge(const struct plan *p, enum mutation kind, int rank, int step, struct wait dropped)
+/* Checks a mutant and counts it. `dropped` is its dropped wait, or no_wait. */
+static inline void mutant_check(const struct plan *p, enum mutation kind, int rank, int step, struct wait dropped)
 {
     char why[200] = "", text[200];
     bool dead = !plan_holds(p, why, sizeof why);
@@ -103,14 +106,14 @@ static inline void drop_waits(struct plan *p, int rank, int step)
         struct wait *x = &s->waits[t->wait + w], *last = &s->waits[t->wait + --t->wait_count], kept = *x;
         *x = *last;
         *last = kept;
-        if (own_waits || kept.rank != rank) judge(p, DROP_WAIT, rank, step, kept);
+        if (own_waits || kept.rank != rank) mutant_check(p, DROP_WAIT, rank, step, kept);
         *last = *x;
         *x = kept;
         t->wait_count++;
     }
 }
-/* A copy of a chunk onto itself is there only for its waits: without it, or with another copy into what is overwritten
-   later, the results are right. */
+/* True for a copy of a chunk onto itself, which is in the plan only for its waits. The results stay right without it,
+   and also if it copies another chunk into memory that is overwritten later. */
 static inline bool moves_nothing(const struct plan *p, const struct schedule *s, const struct step *t)
 {
     if (t->kind != WORK || t->from_count != 1 || t->to_count != 1) return false;
@@ -126,7 +129,7 @@ static inline void shift_spans(struct plan *p, int rank, int step)
         struct span *a = &s->spans[t->span + i], kept = *a;
         if (s->chunks[a->buffer] == a->count) continue;
         a->first += a->first + a->count < s->chunks[a->buffer] ? 1 : -1;
-        judge(p, SHIFT_SPAN, rank, step, no_wait);
+        mutant_check(p, SHIFT_SPAN, rank, step, no_wait);
         *a = kept;
     }
 }
@@ -136,7 +139,7 @@ static inline void change_peer(struct plan *p, int rank, int step)
     int kept = t->peer;
     do t->peer = (t->peer + 1) % p->size;
     while (t->peer == rank);
-    if (t->peer != kept) judge(p, CHANGE_PEER, rank, step, no_wait);
+    if (t->peer != kept) mutant_check(p, CHANGE_PEER, rank, step, no_wait);
     t->peer = kept;
 }
 static inline void drop_step(struct plan *p, int rank, int step)
@@ -144,13 +147,13 @@ static inline void drop_step(struct plan *p, int rank, int step)
     struct step *t = &p->ranks[rank].steps[step], kept = *t;
     t->kind = AWAIT;
     t->from_count = t->to_count = 0;
-    judge(p, DROP_STEP, rank, step, no_wait);
+    mutant_check(p, DROP_STEP, rank, step, no_wait);
     *t = kept;
 }
 static inline void flip(struct plan *p, enum mutation kind, int rank, int step, bool *flag)
 {
     *flag = !*flag;
-    judge(p, kind, rank, step, no_wait);
+    mutant_check(p, kind, rank, step, no_wait);
     *flag = !*flag;
 }
 static inline void mutate(struct plan *p)

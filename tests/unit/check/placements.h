@@ -1,5 +1,6 @@
-/* Layouts to prove algorithms on: every list of equal hosts up to 6 x 6, every list of up to 4 hosts of up to 3 ranks,
- * and ranks that are not placed in blocks: dealt round robin, every second pair elsewhere, in any order. */
+/* Layouts for proofs of algorithms: all layouts of equal hosts up to MOST_EQUAL hosts of MOST_EQUAL ranks, all layouts
+   of up to 4 hosts of up to 3 ranks, and layouts in which the ranks of a host are not consecutive: round robin, in
+   pairs, at random. */
 #pragma once
 #include "tests/unit/schedule/plans.h"
 
@@ -38,7 +39,7 @@ static inline void visit_unequal(layout_visitor *visit)
             if (!are_equal(sizes, hosts)) visit(hosts_of(&visited, sizes, hosts));
         }
 }
-/* Round robin over 2 to 4 hosts, the last of them short of some ranks; every second pair of ranks on another host. */
+/* Places the ranks, and then pairs of ranks, round robin over 2 to 4 hosts. Some hosts may have a rank less. */
 static inline void visit_interleaved(layout_visitor *visit)
 {
     for (int hosts = 2; hosts <= 4; hosts++)

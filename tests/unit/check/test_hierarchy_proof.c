@@ -1,6 +1,6 @@
-/* The proof over several hosts: every hierarchical algorithm of the table on every layout of placements.h, as each host
- * builds it; and what a host builds for itself is what is built for it in the plan of all. On small layouts every way
- * to build a plan and every root; on larger ones some of both, drawn. */
+/* Proves every hierarchical algorithm of the table on every layout of placements.h, with the plans that the hosts build
+   separately. Also checks that a host's own plan equals its part of the plan of all ranks. Layouts of up to SMALL ranks
+   are tested with every root and in every way to build a plan (the bits below), larger layouts in DRAWN random ones. */
 #include "backend/collectives/collectives.h"
 #include "tests/support/unit.h"
 #include "tests/unit/check/local.h"
@@ -70,46 +70,47 @@ static void report(const char *what)
     layouts = plans = checks = cured = bad = 0;
     assert_int_equal(failures, 0);
 }
-static void equal_hosts(void **state)
+static void test_proof_holds_on_equal_hosts(void **state)
 {
     (void)state;
     visit_equal(prove_layout);
     report("equal hosts");
 }
-static void unequal_hosts(void **state)
+static void test_proof_holds_on_unequal_hosts(void **state)
 {
     (void)state;
     visit_unequal(prove_layout);
     report("unequal hosts");
 }
-static void interleaved_hosts(void **state)
+static void test_proof_holds_on_interleaved_hosts(void **state)
 {
     (void)state;
     visit_interleaved(prove_layout);
     report("interleaved hosts");
 }
-static void shuffled_hosts(void **state)
+static void test_proof_holds_on_shuffled_hosts(void **state)
 {
     (void)state;
     visit_shuffled(prove_layout);
     report("shuffled hosts");
 }
-/* Messages do not care where ranks live; but the roll call does, so they are run where ranks are not in blocks. */
-static void messages_over(const struct layout *l)
+/* The steps of algorithms over messages do not depend on the layout, but the roll call does. So these algorithms are
+   checked where the ranks of a host are not consecutive. */
+static void prove_messages(const struct layout *l)
 {
     layouts++;
     for (const struct algorithm *a = collectives_table; a->name; a++)
         if (!a->host_memory && !a->hierarchical)
             prove_one(a, l, is_rooted(a->collective) ? l->ranks / 2 : 0, IN_PLACE | HOIST);
 }
-static void messages_over_interleaved_hosts(void **state)
+static void test_proof_of_messages_holds_on_interleaved_hosts(void **state)
 {
     (void)state;
-    visit_interleaved(messages_over);
+    visit_interleaved(prove_messages);
     report("messages");
 }
 
-/* ---- local equals global ---- */
+/* ---- a host's own plan and the plan of all ranks ---- */
 static void compare_layout(const struct layout *l)
 {
     layouts++;
@@ -121,7 +122,7 @@ static void compare_layout(const struct layout *l)
         compare_hosts(&p, &checks);
     }
 }
-static void a_host_alone_builds_the_same(void **state)
+static void test_host_builds_its_part_of_the_plan_of_all(void **state)
 {
     (void)state;
     visit_all(compare_layout);
@@ -131,12 +132,12 @@ unit_function test_hierarchy_proof;
 int test_hierarchy_proof(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(equal_hosts),
-        cmocka_unit_test(unequal_hosts),
-        cmocka_unit_test(interleaved_hosts),
-        cmocka_unit_test(shuffled_hosts),
-        cmocka_unit_test(messages_over_interleaved_hosts),
-        cmocka_unit_test(a_host_alone_builds_the_same),
+        cmocka_unit_test(test_proof_holds_on_equal_hosts),
+        cmocka_unit_test(test_proof_holds_on_unequal_hosts),
+        cmocka_unit_test(test_proof_holds_on_interleaved_hosts),
+        cmocka_unit_test(test_proof_holds_on_shuffled_hosts),
+        cmocka_unit_test(test_proof_of_messages_holds_on_interleaved_hosts),
+        cmocka_unit_test(test_host_builds_its_part_of_the_plan_of_all),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

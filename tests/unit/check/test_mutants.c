@@ -1,4 +1,4 @@
-/* The checker rejects every mutant of every algorithm of the table, in groups of up to five. */
+/* The checker rejects every mutant of every algorithm of the table, in groups of up to five ranks. */
 #include "backend/collectives/collectives.h"
 #include "tests/support/unit.h"
 #include "tests/unit/check/mutants.h"
@@ -24,7 +24,7 @@ static const struct layout *usual(const struct algorithm *a, int size)
     static struct hosts hosts;
     return a->host_memory ? together(&hosts, size) : apart(&hosts, size);
 }
-static void every_mutant_is_rejected(void **state)
+static void test_checker_rejects_every_mutant(void **state)
 {
     (void)state;
     for (const struct algorithm *a = collectives_table; a->name; a++)
@@ -37,8 +37,8 @@ static void every_mutant_is_rejected(void **state)
             }
     mutants_report();
 }
-/* Hosts of unequal size, and ranks that are not placed in blocks. */
-static void every_mutant_over_several_hosts_is_rejected(void **state)
+/* The hosts have unequal sizes, or their ranks are not consecutive. */
+static void test_checker_rejects_every_mutant_over_several_hosts(void **state)
 {
     static const int placements[][5] = { { 0, 0, 1 }, { 0, 1, 1 }, { 0, 1, 0, 1 }, { 0, 1, 2, 1, 1 } };
     static const int ranks[] = { 3, 3, 4, 5 };
@@ -57,8 +57,8 @@ unit_function test_mutants;
 int test_mutants(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(every_mutant_is_rejected),
-        cmocka_unit_test(every_mutant_over_several_hosts_is_rejected),
+        cmocka_unit_test(test_checker_rejects_every_mutant),
+        cmocka_unit_test(test_checker_rejects_every_mutant_over_several_hosts),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

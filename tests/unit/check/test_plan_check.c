@@ -1,4 +1,4 @@
-/* What the checker says of plans that are wrong in one known way. */
+/* The checker rejects plans that have one mistake, with a text that names the mistake. */
 #include "backend/check/check.h"
 #include "tests/support/unit.h"
 #include "tests/unit/schedule/examples.h"
@@ -9,7 +9,7 @@ static void rejects(const struct plan *p, int tiles, const char *text)
 {
     char why[200] = "";
     assert_false(plan_check(p, tiles, 3, 0, why, sizeof why));
-    if (!strstr(why, text)) fail_msg("\"%s\" does not say \"%s\"", why, text);
+    if (!strstr(why, text)) fail_msg("\"%s\" does not contain \"%s\"", why, text);
 }
 static void accepts(const struct plan *p)
 {
@@ -25,7 +25,7 @@ static struct plan built(const struct algorithm *a, const struct layout *l, uint
     accepts(&p);
     return p;
 }
-static void a_peer_is_read_before_it_has_come(void **state)
+static void test_reading_a_peer_before_it_has_arrived_is_a_race(void **state)
 {
     struct plan p = built(&one_shot, together(&hosts, 2), 3);
     (void)state;
@@ -33,7 +33,7 @@ static void a_peer_is_read_before_it_has_come(void **state)
     rejects(&p, 1, "race: written, then read: rank 1 step 0");
     plan_finish(&p);
 }
-static void the_caller_returns_while_a_peer_reads(void **state)
+static void test_returning_while_a_peer_reads_is_a_race(void **state)
 {
     struct plan p = built(&one_shot, together(&hosts, 2), 3);
     (void)state;
@@ -41,7 +41,7 @@ static void the_caller_returns_while_a_peer_reads(void **state)
     rejects(&p, 1, "race");
     plan_finish(&p);
 }
-static void a_slot_is_filled_before_it_was_read(void **state)
+static void test_filling_a_slot_before_it_was_read_is_a_race(void **state)
 {
     struct plan p = built(&one_shot, together(&hosts, 2), 0);
     (void)state;
@@ -57,7 +57,7 @@ static void a_slot_is_filled_before_it_was_read(void **state)
     rejects(&p, 3, "race: read, then written: rank 0 step 0 tile 2");
     plan_finish(&p);
 }
-static void a_slot_is_read_before_it_was_filled(void **state)
+static void test_reading_a_slot_before_it_was_filled_is_a_race(void **state)
 {
     struct plan p = built(&one_shot, together(&hosts, 2), 0);
     (void)state;
@@ -65,7 +65,7 @@ static void a_slot_is_read_before_it_was_filled(void **state)
     rejects(&p, 1, "race: written, then read: rank 0 step 1");
     plan_finish(&p);
 }
-static void a_message_is_used_before_it_is_complete(void **state)
+static void test_using_a_message_before_its_completion_is_a_race(void **state)
 {
     struct plan p = built(&ring, apart(&hosts, 2), 0);
     (void)state;
@@ -74,7 +74,7 @@ static void a_message_is_used_before_it_is_complete(void **state)
     rejects(&p, 1, "race: written, then read: rank 0 step 2");
     plan_finish(&p);
 }
-static void nobody_publishes(void **state)
+static void test_awaiting_an_unpublished_step_is_a_deadlock(void **state)
 {
     struct plan p = built(&one_shot, together(&hosts, 2), 0);
     (void)state;
@@ -82,15 +82,16 @@ static void nobody_publishes(void **state)
     rejects(&p, 1, "deadlock");
     plan_finish(&p);
 }
-static void an_average_divides_twice(void **state)
+static void test_finishing_a_value_twice_is_found(void **state)
 {
     struct plan p = built(&two_shot, together(&hosts, 3), 0);
     (void)state;
-    p.ranks[0].steps[p.ranks[0].step_count - 1].finish = true; /* takes a result from a peer */
+    /* This step copies a finished result from a peer. */
+    p.ranks[0].steps[p.ranks[0].step_count - 1].finish = true;
     rejects(&p, 1, "finishes a value twice: rank 0");
     plan_finish(&p);
 }
-static void a_quotient_is_summed(void **state)
+static void test_summing_finished_values_is_a_wrong_result(void **state)
 {
     struct plan p = built(&ring, apart(&hosts, 3), 0);
     (void)state;
@@ -98,7 +99,7 @@ static void a_quotient_is_summed(void **state)
     rejects(&p, 1, "wrong result");
     plan_finish(&p);
 }
-static void nobody_divides(void **state)
+static void test_unfinished_value_is_a_wrong_result(void **state)
 {
     struct plan p = built(&one_shot, together(&hosts, 2), 0);
     (void)state;
@@ -111,7 +112,7 @@ static void record_twice(struct schedule *s)
     record_one_shot(s);
     step_reduce(s, span_of_buffer(s, s->rank, OUTPUT), span_of_buffer(s, 0, INPUT));
 }
-static void a_contribution_counts_twice(void **state)
+static void test_contribution_that_counts_twice_is_a_wrong_result(void **state)
 {
     struct algorithm twice = { .name = "twice", .collective = ALLREDUCE, .record = record_twice };
     struct plan p = plan_of(&twice, together(&hosts, 2), 0);
@@ -119,14 +120,15 @@ static void a_contribution_counts_twice(void **state)
     assert_int_equal(plan_build(&p), TUTTI_OK);
     rejects(&p, 1, "wrong result");
     plan_finish(&p);
-    twice.collective = BARRIER; /* there it may */
+    /* In a barrier a contribution may count twice. */
+    twice.collective = BARRIER;
     p = plan_of(&twice, together(&hosts, 2), 0);
     assert_int_equal(plan_build(&p), TUTTI_OK);
     accepts(&p);
     plan_finish(&p);
 }
 static void record_nothing(struct schedule *s) { (void)s; }
-static void nothing_is_done(void **state)
+static void test_barrier_without_steps_is_a_wrong_result(void **state)
 {
     const struct algorithm nothing = { .name = "nothing", .collective = BARRIER, .record = record_nothing };
     struct plan p = plan_of(&nothing, together(&hosts, 2), 0);
@@ -135,13 +137,13 @@ static void nothing_is_done(void **state)
     rejects(&p, 1, "wrong result");
     plan_finish(&p);
 }
-/* The result is right all the same, but the caller's tensor is not what it was. */
+/* The test makes the second copy write INPUT. The result stays right, but the caller's tensor is changed. */
 static void record_two_copies(struct schedule *s)
 {
     record_one_shot(s);
     step_copy(s, span_new_scratch(s, 1), span_of_buffer(s, s->rank, OUTPUT));
 }
-static void an_input_is_changed(void **state)
+static void test_changed_input_is_found(void **state)
 {
     const struct algorithm two_copies = { .name = "two_copies", .collective = ALLREDUCE, .record = record_two_copies };
     struct plan p = built(&two_copies, together(&hosts, 2), 0);
@@ -151,8 +153,9 @@ static void an_input_is_changed(void **state)
     rejects(&p, 1, "input changed: rank 0 chunk 0 tile 0");
     plan_finish(&p);
 }
-/* Steps make a value of another tile invalid, so this test writes one itself. Without OUTPUT only INPUT is judged. */
-static void an_input_has_the_value_of_another_tile(void **state)
+/* No step of a plan can write the value of another tile without making it invalid, so the test writes the cell itself.
+   The rank has no OUTPUT, so only INPUT is judged. */
+static void test_input_with_the_value_of_another_tile_is_found(void **state)
 {
     struct plan p = built(&one_shot, together(&hosts, 2), 0);
     struct schedule *s = &p.ranks[0];
@@ -177,7 +180,7 @@ static void an_input_has_the_value_of_another_tile(void **state)
     checker_finish(&checker);
     plan_finish(&p);
 }
-static void a_plan_of_some_ranks_cannot_be_checked(void **state)
+static void test_plan_of_some_ranks_cannot_be_checked(void **state)
 {
     struct plan p = plan_of(&ring, apart(&hosts, 2), 0);
     (void)state;
@@ -190,20 +193,20 @@ unit_function test_plan_check;
 int test_plan_check(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_peer_is_read_before_it_has_come),
-        cmocka_unit_test(the_caller_returns_while_a_peer_reads),
-        cmocka_unit_test(a_slot_is_filled_before_it_was_read),
-        cmocka_unit_test(a_slot_is_read_before_it_was_filled),
-        cmocka_unit_test(a_message_is_used_before_it_is_complete),
-        cmocka_unit_test(nobody_publishes),
-        cmocka_unit_test(an_average_divides_twice),
-        cmocka_unit_test(a_quotient_is_summed),
-        cmocka_unit_test(nobody_divides),
-        cmocka_unit_test(a_contribution_counts_twice),
-        cmocka_unit_test(nothing_is_done),
-        cmocka_unit_test(an_input_is_changed),
-        cmocka_unit_test(an_input_has_the_value_of_another_tile),
-        cmocka_unit_test(a_plan_of_some_ranks_cannot_be_checked),
+        cmocka_unit_test(test_reading_a_peer_before_it_has_arrived_is_a_race),
+        cmocka_unit_test(test_returning_while_a_peer_reads_is_a_race),
+        cmocka_unit_test(test_filling_a_slot_before_it_was_read_is_a_race),
+        cmocka_unit_test(test_reading_a_slot_before_it_was_filled_is_a_race),
+        cmocka_unit_test(test_using_a_message_before_its_completion_is_a_race),
+        cmocka_unit_test(test_awaiting_an_unpublished_step_is_a_deadlock),
+        cmocka_unit_test(test_finishing_a_value_twice_is_found),
+        cmocka_unit_test(test_summing_finished_values_is_a_wrong_result),
+        cmocka_unit_test(test_unfinished_value_is_a_wrong_result),
+        cmocka_unit_test(test_contribution_that_counts_twice_is_a_wrong_result),
+        cmocka_unit_test(test_barrier_without_steps_is_a_wrong_result),
+        cmocka_unit_test(test_changed_input_is_found),
+        cmocka_unit_test(test_input_with_the_value_of_another_tile_is_found),
+        cmocka_unit_test(test_plan_of_some_ranks_cannot_be_checked),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,13 +1,14 @@
-/* Schedules over several hosts: proved for unequal hosts in every placement, their mutants rejected, and what a host
- * builds for itself is what is built for it in the plan of all. */
+/* The small hierarchical algorithms of hierarchies.h are proved for hosts of unequal sizes and all placements of
+   tensors, their mutants are rejected, and a host's own plan equals its part of the plan of all ranks. */
 #include "tests/support/unit.h"
 #include "tests/unit/check/hierarchies.h"
 #include "tests/unit/check/local.h"
 #include "tests/unit/check/mutants.h"
 
 enum { IN_PLACE = 1, SHARED = 2, HOIST = 4, STAGE_INPUTS = 8, WAYS = 16, MIXED = 8 };
+/* Every WAY_STEP-th way to build a plan is tested. */
 #ifdef FEW
-enum { WAY_STEP = 5 };                                  /* every fifth way */
+enum { WAY_STEP = 5 };
 #else
 enum { WAY_STEP = 1 };
 #endif
@@ -35,7 +36,7 @@ static void prove(struct plan *p)
     for (int tiles = 1; tiles <= most_tiles && tiles <= 2 * p->slots + 1; tiles += p->slots)
         if (!plan_check(p, tiles, 3, (unsigned)tiles - 1, why, sizeof why)) fail_msg("%s: %s", text, why);
 }
-static void every_placement_is_proved(void **state)
+static void test_proof_holds_for_hierarchies(void **state)
 {
     static struct hosts hosts;
     uint64_t random = 271828;
@@ -50,7 +51,7 @@ static void every_placement_is_proved(void **state)
             }
     print_message("%d plans proved\n", plans);
 }
-static void every_mutant_is_rejected(void **state)
+static void test_checker_rejects_every_mutant_of_hierarchies(void **state)
 {
     enum { SMALL_LAYOUTS = 4 };
     static struct hosts hosts;
@@ -67,8 +68,8 @@ static void every_mutant_is_rejected(void **state)
     mutants_report();
 }
 
-/* ---- local equals global ---- */
-static void a_host_alone_builds_the_same(void **state)
+/* ---- a host's own plan and the plan of all ranks ---- */
+static void test_host_builds_its_part_of_the_plan_of_all(void **state)
 {
     static struct hosts hosts;
     uint64_t random = 161803;
@@ -87,9 +88,9 @@ unit_function test_plan_hierarchy;
 int test_plan_hierarchy(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(every_placement_is_proved),
-        cmocka_unit_test(every_mutant_is_rejected),
-        cmocka_unit_test(a_host_alone_builds_the_same),
+        cmocka_unit_test(test_proof_holds_for_hierarchies),
+        cmocka_unit_test(test_checker_rejects_every_mutant_of_hierarchies),
+        cmocka_unit_test(test_host_builds_its_part_of_the_plan_of_all),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

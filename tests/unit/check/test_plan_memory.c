@@ -1,5 +1,5 @@
-/* Every allocation of the builder, the checker and the cache fails in turn: the answer is an error, nothing is lost
- * (the sanitizer of addresses watches), and the next attempt works. */
+/* Every allocation of the builder, the checker and the cache fails in turn. The result is an error, no memory is lost
+   (the address sanitizer checks this), and the next attempt works. */
 #include "tests/support/unit.h"
 #include "tests/unit/check/hierarchies.h"
 #include "tests/unit/schedule/examples.h"
@@ -8,7 +8,7 @@ enum { MOST_ALLOCATIONS = 20000 };
 static struct hosts hosts;
 static int failures;
 
-static struct plan tried(const struct plan *key, int allocation, tutti_status *status)
+static struct plan plan_build_with_failure(const struct plan *key, int allocation, tutti_status *status)
 {
     struct plan p = *key;
     memory_fail_after(allocation);
@@ -20,7 +20,7 @@ static void fail_every_allocation_of(const struct plan *key)
 {
     for (int n = 1; n < MOST_ALLOCATIONS; n++) {
         tutti_status status;
-        struct plan p = tried(key, n, &status);
+        struct plan p = plan_build_with_failure(key, n, &status);
         char text[8];
         if (status == TUTTI_OK) {
             plan_print(&p, text, sizeof text);
@@ -32,9 +32,9 @@ static void fail_every_allocation_of(const struct plan *key)
         assert_non_null(strstr(p.error, "out of memory"));
         plan_finish(&p);
     }
-    fail_msg("%s never comes to an end", key->algorithm->name);
+    fail_msg("%s: the plan is never built", key->algorithm->name);
 }
-static void builder(void **state)
+static void test_builder_survives_failed_allocations(void **state)
 {
     static const int sizes[] = { 2, 1 };
     const struct algorithm *algorithms[] = { &two_shot, &ring, &binomial, &hierarchies[1], &hierarchies[2],
@@ -52,7 +52,7 @@ static void builder(void **state)
         }
     print_message("%d failures survived\n", failures);
 }
-static void checker(void **state)
+static void test_checker_survives_failed_allocations(void **state)
 {
     struct plan p = plan_of(&ring, together(&hosts, 3), 0);
     bool right = false;
@@ -69,7 +69,7 @@ static void checker(void **state)
     }
     plan_finish(&p);
 }
-static void cache(void **state)
+static void test_cache_survives_failed_allocations(void **state)
 {
     struct plan key = plan_of(&two_shot, together(&hosts, 3), 0);
     struct plan_cache *c = plan_cache_create(SIZE_MAX, NULL, NULL);
@@ -93,9 +93,9 @@ unit_function test_plan_memory;
 int test_plan_memory(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(builder),
-        cmocka_unit_test(checker),
-        cmocka_unit_test(cache),
+        cmocka_unit_test(test_builder_survives_failed_allocations),
+        cmocka_unit_test(test_checker_survives_failed_allocations),
+        cmocka_unit_test(test_cache_survives_failed_allocations),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,5 +1,5 @@
-/* The proof: every algorithm of the table, every group size up to 33 and two beyond, as it is run and as it might be
- * run. */
+/* Proves every algorithm of the table: in groups of up to 9 ranks in every way to build a plan, in groups of up to 33,
+   64 and 100 ranks in some ways. */
 #include "backend/collectives/collectives.h"
 #include "tests/support/unit.h"
 #include "tests/unit/schedule/plans.h"
@@ -65,7 +65,7 @@ static void report(const char *what)
     assert_int_equal(failures, 0);
 }
 
-static void small_groups_in_every_way(void **state)
+static void test_proof_holds_for_small_groups_in_every_way(void **state)
 {
     static struct hosts hosts;
     (void)state;
@@ -84,7 +84,7 @@ static void small_groups_in_every_way(void **state)
                 }
     report("small groups");
 }
-static void larger_groups(void **state)
+static void test_proof_holds_for_larger_groups(void **state)
 {
     static const int sizes_beyond[] = { 64, 100 };
     static struct hosts hosts;
@@ -102,8 +102,8 @@ static void larger_groups(void **state)
             }
     report("larger groups");
 }
-/* A program is chosen once; only some of its ranks may then be called in place. */
-static void plans_for_in_place_serve_out_of_place(void **state)
+/* A plan for calls in place also serves if only some of the ranks, or none, are called in place. */
+static void test_plans_for_in_place_serve_out_of_place(void **state)
 {
     static struct hosts hosts;
     uint64_t random = 20240229;
@@ -124,7 +124,7 @@ static void plans_for_in_place_serve_out_of_place(void **state)
             }
     report("in place and not, one plan");
 }
-static void some_ranks_shared_some_in_place(void **state)
+static void test_proof_holds_if_some_ranks_are_shared_or_in_place(void **state)
 {
     static struct hosts hosts;
     uint64_t random = 314159;
@@ -143,7 +143,7 @@ static void some_ranks_shared_some_in_place(void **state)
             }
     report("mixtures");
 }
-static void messages_between_ranks_of_one_host(void **state)
+static void test_proof_of_messages_holds_on_one_host(void **state)
 {
     static struct hosts hosts;
     (void)state;
@@ -157,7 +157,7 @@ static void messages_between_ranks_of_one_host(void **state)
             }
     report("messages on one host");
 }
-static void orders_drawn_at_random(void **state)
+static void test_proof_holds_for_random_orders_of_steps(void **state)
 {
     static struct hosts hosts;
     (void)state;
@@ -174,8 +174,9 @@ static void orders_drawn_at_random(void **state)
     report("random orders");
 }
 
-/* No host can see a cycle that goes through the network, so the table has to tell of it; and it must not cost copies
-   where there is no cycle. */
+/* A host that builds its plan cannot see a cycle that leads over other hosts. So the table marks the algorithms that
+   have one in place (stage_in_place). The mark must not cost copies where there is no cycle. */
+/* Returns the number of steps in place, or -1 if they form a cycle. */
 static int steps_in_place(const struct algorithm *a, int size, int root)
 {
     static struct hosts hosts;
@@ -187,7 +188,7 @@ static int steps_in_place(const struct algorithm *a, int size, int root)
     plan_finish(&p);
     return steps;
 }
-static void stage_in_place_is_kept_true(void **state)
+static void test_stage_in_place_is_set_where_it_is_needed(void **state)
 {
     (void)state;
     for (const struct algorithm *a = collectives_table; a->name; a++) {
@@ -208,13 +209,13 @@ unit_function test_proof;
 int test_proof(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(small_groups_in_every_way),
-        cmocka_unit_test(larger_groups),
-        cmocka_unit_test(plans_for_in_place_serve_out_of_place),
-        cmocka_unit_test(some_ranks_shared_some_in_place),
-        cmocka_unit_test(messages_between_ranks_of_one_host),
-        cmocka_unit_test(orders_drawn_at_random),
-        cmocka_unit_test(stage_in_place_is_kept_true),
+        cmocka_unit_test(test_proof_holds_for_small_groups_in_every_way),
+        cmocka_unit_test(test_proof_holds_for_larger_groups),
+        cmocka_unit_test(test_plans_for_in_place_serve_out_of_place),
+        cmocka_unit_test(test_proof_holds_if_some_ranks_are_shared_or_in_place),
+        cmocka_unit_test(test_proof_of_messages_holds_on_one_host),
+        cmocka_unit_test(test_proof_holds_for_random_orders_of_steps),
+        cmocka_unit_test(test_stage_in_place_is_set_where_it_is_needed),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

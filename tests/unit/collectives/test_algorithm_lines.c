@@ -11,7 +11,7 @@ static struct function {
 } functions[MOST_FUNCTIONS];
 static int function_count;
 
-/* A definition, not a declaration, at the left margin. */
+/* True if the line begins a function's definition, which is at the left margin and no declaration. */
 static bool begins_function(const char *line)
 {
     static const char *const not[] = { "typedef", "enum {", "static const" };
@@ -65,19 +65,19 @@ static int lines_of(const char *name)
         if (strcmp(functions[i].name, name) == 0) return functions[i].lines;
     return -1;
 }
-static void no_function_is_longer_than_a_screen(void **state)
+static void test_functions_have_at_most_40_lines(void **state)
 {
     (void)state;
     for (int i = 0; i < function_count; i++)
         if (functions[i].lines > MOST_LINES) fail_msg("%s has %d lines", functions[i].name, functions[i].lines);
 }
-static void every_algorithm_is_found_in_the_sources(void **state)
+static void test_every_algorithm_has_a_definition(void **state)
 {
     (void)state;
     char team[NAME_BYTES];
 #define X(collective, label, function, flags) \
     snprintf(team, sizeof team, "team_%s", #function);                                                               \
-    if (lines_of(#function) < 0) fail_msg("%s is not there", #function);                                             \
+    if (lines_of(#function) < 0) fail_msg("%s has no definition", #function);                                        \
     printf("%3d lines  %s\n", lines_of(lines_of(team) > 0 ? team : #function), #function);
     COLLECTIVES_TABLE(X)
 #undef X
@@ -87,8 +87,8 @@ unit_function test_algorithm_lines;
 int test_algorithm_lines(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(no_function_is_longer_than_a_screen),
-        cmocka_unit_test(every_algorithm_is_found_in_the_sources),
+        cmocka_unit_test(test_functions_have_at_most_40_lines),
+        cmocka_unit_test(test_every_algorithm_has_a_definition),
     };
     return cmocka_run_group_tests(tests, read_folder, NULL);
 }

@@ -1,31 +1,33 @@
-/* The table: names are unique within their collective, collectives stand together, every row is found by its name. */
+/* In the table of algorithms the names of a collective are unique, its rows are adjacent, and every row is found by its
+   name. */
 #include "backend/collectives/collectives.h"
 #include "tests/support/unit.h"
 
-static void every_row_is_found_by_its_name(void **state)
+static void test_every_row_is_found_by_its_name(void **state)
 {
     (void)state;
     for (const struct algorithm *a = collectives_table; a->name; a++)
         if (collectives_find_algorithm(a->collective, a->name) != a)
-            fail_msg("%s %s is there twice", collective_name(a->collective), a->name);
+            fail_msg("two rows are called %s %s", collective_name(a->collective), a->name);
 }
-static void what_is_not_there_is_not_found(void **state)
+static void test_unknown_names_are_not_found(void **state)
 {
     (void)state;
     assert_null(collectives_find_algorithm(ALLREDUCE, "ringg"));
     assert_null(collectives_find_algorithm(ALLREDUCE, ""));
-    assert_null(collectives_find_algorithm(GATHER, "ring"));                     /* a name of another collective */
+    /* Only other collectives have this algorithm. */
+    assert_null(collectives_find_algorithm(GATHER, "ring"));
 }
-static void collectives_stand_together(void **state)
+static void test_rows_of_a_collective_are_adjacent(void **state)
 {
     (void)state;
     int begun[COLLECTIVE_COUNT] = { 0 };
     for (const struct algorithm *a = collectives_table; a->name; a++)
         if (a == collectives_table || a->collective != a[-1].collective) begun[a->collective]++;
     for (int f = 0; f < COLLECTIVE_COUNT; f++)
-        if (begun[f] != 1) fail_msg("%s begins %d times", collective_name((enum collective)f), begun[f]);
+        if (begun[f] != 1) fail_msg("the rows of %s begin in %d places", collective_name((enum collective)f), begun[f]);
 }
-static void every_collective_has_messages_host_memory_and_hierarchy(void **state)
+static void test_every_collective_has_algorithms_of_all_kinds(void **state)
 {
     (void)state;
     int count[COLLECTIVE_COUNT][3] = { 0 };
@@ -35,16 +37,18 @@ static void every_collective_has_messages_host_memory_and_hierarchy(void **state
     }
     for (int f = 0; f < COLLECTIVE_COUNT; f++)
         for (int kind = 0; kind < 3; kind++)
-            if (!count[f][kind]) fail_msg("%s has none of kind %d", collective_name((enum collective)f), kind);
+            if (!count[f][kind])
+                fail_msg("%s has no algorithm over messages (0), host memory (1) or a hierarchy (2): %d",
+                    collective_name((enum collective)f), kind);
 }
-static void collective_names_differ(void **state)
+static void test_names_of_collectives_differ(void **state)
 {
     (void)state;
     for (int f = 0; f < COLLECTIVE_COUNT; f++)
         for (int g = 0; g < f; g++)
             assert_string_not_equal(collective_name((enum collective)f), collective_name((enum collective)g));
 }
-static void names_are_lower_case_words(void **state)
+static void test_names_are_lower_case_words(void **state)
 {
     (void)state;
     for (const struct algorithm *a = collectives_table; a->name; a++)
@@ -55,12 +59,12 @@ unit_function test_algorithm_table;
 int test_algorithm_table(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(every_row_is_found_by_its_name),
-        cmocka_unit_test(what_is_not_there_is_not_found),
-        cmocka_unit_test(collectives_stand_together),
-        cmocka_unit_test(every_collective_has_messages_host_memory_and_hierarchy),
-        cmocka_unit_test(collective_names_differ),
-        cmocka_unit_test(names_are_lower_case_words),
+        cmocka_unit_test(test_every_row_is_found_by_its_name),
+        cmocka_unit_test(test_unknown_names_are_not_found),
+        cmocka_unit_test(test_rows_of_a_collective_are_adjacent),
+        cmocka_unit_test(test_every_collective_has_algorithms_of_all_kinds),
+        cmocka_unit_test(test_names_of_collectives_differ),
+        cmocka_unit_test(test_names_are_lower_case_words),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,11 +1,13 @@
-/* Where blocks differ in length, a chunk of scratch is as long as the block it holds: for every algorithm that takes
- * uneven counts, by way of SCRATCH or not, that block is known, and the two ends of a message think alike of it. */
+/* If blocks differ in length, a chunk of SCRATCH is as long as the block that it holds. For every algorithm over
+   messages that accepts uneven counts, the block of each chunk is known, and both ends of a message find the same
+   blocks. */
 #include "backend/collectives/collectives.h"
 #include "backend/schedule/blocks.h"
 #include "backend/schedule/match.h"
 #include "tests/support/unit.h"
 #include "tests/unit/schedule/plans.h"
 
+/* The number of ranks, and the host of each. */
 static const int placements[][9] = { { 3, 0, 0, 0 }, { 4, 0, 1, 0, 1 }, { 3, 0, 1, 2 }, { 4, 0, 1, 1, 1 },
     { 5, 0, 1, 0, 2, 1 }, { 6, 0, 0, 1, 1, 2, 2 }, { 8, 0, 1, 2, 3, 0, 1, 2, 0 }, { 7, 0, 0, 0, 0, 1, 1, 1 } };
 enum { PLACEMENTS = sizeof placements / sizeof *placements, IN_PLACE = 1, SHARED = 2, STAGE_INPUTS = 4, MIXED = 8 };
@@ -20,7 +22,7 @@ static struct plan plan_by(const struct algorithm *a, const struct layout *l, in
     p.hoists_receives = true;
     return p;
 }
-/* Block number `chunk` of a message, of all its spans. */
+/* Returns the block of chunk number `chunk` of a message, counted over all its spans; BLOCK_UNKNOWN after the last. */
 static int block_of_message(const struct schedule *s, const struct chunk_blocks *b, int step, int chunk)
 {
     const struct step *t = &s->steps[step];
@@ -38,12 +40,13 @@ static void compare_messages(const struct plan *p, const struct chunk_blocks *bl
             for (int c = 0, block; p->ranks[r].steps[j].kind == SEND; c++, compared++) {
                 block = block_of_message(&p->ranks[r], &blocks[r], j, c);
                 assert_int_equal(block, block_of_message(&p->ranks[other.rank], &blocks[other.rank], other.step, c));
-                if (block == BLOCK_UNKNOWN) break;      /* its end: all blocks are known */
+                /* All blocks are known, so this is the end of the message. */
+                if (block == BLOCK_UNKNOWN) break;
             }
         }
     match_destroy(m);
 }
-static void know_all(struct plan *p)
+static void check_blocks(struct plan *p)
 {
     struct chunk_blocks blocks[8];
     char text[200];
@@ -60,7 +63,7 @@ static void know_all(struct plan *p)
     for (int r = 0; r < p->count; r++) chunk_blocks_finish(&blocks[r]);
     plan_finish(p);
 }
-static void blocks_are_known_at_both_ends(void **state)
+static void test_blocks_are_known_at_both_ends_of_a_message(void **state)
 {
     static struct hosts hosts;
     (void)state;
@@ -69,13 +72,13 @@ static void blocks_are_known_at_both_ends(void **state)
         for (int l = a->host_memory ? PLACEMENTS : 0; l < PLACEMENTS; l++)
             for (int way = 0; way < 16; way++) {
                 struct plan p = plan_by(a, placed(&hosts, &placements[l][1], placements[l][0]), way);
-                know_all(&p);
+                check_blocks(&p);
             }
     }
     print_message("%d blocks of messages\n", compared);
     assert_true(compared > 1000);
 }
-/* It passes through two chunks of scratch before it is told by where it goes. */
+/* The received block is in two chunks of SCRATCH in turn. Only the later steps show which block it is. */
 static void passes_on(struct schedule *s)
 {
     struct span received = span_new_scratch(s, 1), moved = span_new_scratch(s, 1);
@@ -87,21 +90,21 @@ static void passes_on(struct schedule *s)
     }
     step_copy(s, span_of_buffer(s, s->rank, OUTPUT), s->rank ? moved : span_of_chunk(0, INPUT, 0));
 }
-static void is_found_by_where_it_goes(void **state)
+static void test_block_is_found_by_later_steps(void **state)
 {
     static const struct algorithm a = { .name = "passes_on", .collective = REDUCE_SCATTER, .record = passes_on };
     static struct hosts hosts;
     struct plan p = plan_of(&a, apart(&hosts, 2), 0);
     (void)state;
-    know_all(&p);
+    check_blocks(&p);
 }
 
 unit_function test_blocks;
 int test_blocks(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(blocks_are_known_at_both_ends),
-        cmocka_unit_test(is_found_by_where_it_goes),
+        cmocka_unit_test(test_blocks_are_known_at_both_ends_of_a_message),
+        cmocka_unit_test(test_block_is_found_by_later_steps),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

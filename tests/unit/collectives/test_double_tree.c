@@ -1,4 +1,4 @@
-/* The two trees: each is one tree over all ranks, of logarithmic depth, and no rank passes data on in both. */
+/* Each of the two trees has all ranks and a logarithmic depth, and no rank but the root has children in both. */
 #include "backend/collectives/common.h"
 #include "tests/support/unit.h"
 
@@ -11,7 +11,7 @@ static int log_above(int n)
     while (1 << log < n) log++;
     return log;
 }
-static void children_and_parents_agree(void **state)
+static void test_children_and_parents_agree(void **state)
 {
     (void)state;
     for (int size = 1; size <= MOST; size++)
@@ -26,7 +26,7 @@ static void children_and_parents_agree(void **state)
                 assert_true((above.child[0] == rank) + (above.child[1] == rank) == 1);
             }
 }
-static void every_rank_is_near_the_root(void **state)
+static void test_depth_of_the_trees_is_logarithmic(void **state)
 {
     (void)state;
     for (int size = 1; size <= MOST; size++)
@@ -37,7 +37,7 @@ static void every_rank_is_near_the_root(void **state)
                 assert_true(depth <= log_above(size));
             }
 }
-static void inner_nodes_of_one_are_leaves_of_the_other(void **state)
+static void test_inner_nodes_of_one_tree_are_leaves_of_the_other(void **state)
 {
     (void)state;
     for (int size = 2; size <= MOST; size++)
@@ -50,7 +50,7 @@ static void inner_nodes_of_one_are_leaves_of_the_other(void **state)
             assert_true(inner <= 1);
         }
 }
-static void the_root_has_one_child_in_each(void **state)
+static void test_root_has_one_child_in_each_tree(void **state)
 {
     (void)state;
     for (int size = 2; size <= MOST; size++)
@@ -64,10 +64,10 @@ unit_function test_double_tree;
 int test_double_tree(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(children_and_parents_agree),
-        cmocka_unit_test(every_rank_is_near_the_root),
-        cmocka_unit_test(inner_nodes_of_one_are_leaves_of_the_other),
-        cmocka_unit_test(the_root_has_one_child_in_each),
+        cmocka_unit_test(test_children_and_parents_agree),
+        cmocka_unit_test(test_depth_of_the_trees_is_logarithmic),
+        cmocka_unit_test(test_inner_nodes_of_one_tree_are_leaves_of_the_other),
+        cmocka_unit_test(test_root_has_one_child_in_each_tree),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

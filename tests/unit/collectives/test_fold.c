@@ -1,9 +1,9 @@
-/* Folding to a power of two: every rank is stood for by exactly one id, and the ids' ranges of ranks lie one after the
- * other. */
+/* A group is folded to a power of two: exactly one id stands for each rank, and the ranges of ranks of successive ids
+   are adjacent. */
 #include "backend/collectives/common.h"
 #include "tests/support/unit.h"
 
-static void the_power_is_the_largest_that_fits(void **state)
+static void test_power_is_the_largest_that_fits(void **state)
 {
     (void)state;
     for (int n = 1; n < 1000; n++) {
@@ -12,7 +12,7 @@ static void the_power_is_the_largest_that_fits(void **state)
     }
     assert_int_equal(power_of_two_at_most(INT32_MAX), 1 << 30);
 }
-static void who_takes_part_plays_its_id(void **state)
+static void test_id_has_the_rank_that_takes_part(void **state)
 {
     (void)state;
     for (int size = 1; size < 100; size++)
@@ -23,7 +23,7 @@ static void who_takes_part_plays_its_id(void **state)
             assert_true(!(f.gives && f.takes) && f.id < f.power);
         }
 }
-static void ranges_of_ids_cover_all_ranks(void **state)
+static void test_ranges_of_ids_cover_all_ranks(void **state)
 {
     (void)state;
     for (int size = 1; size < 100; size++) {
@@ -36,7 +36,7 @@ static void ranges_of_ids_cover_all_ranks(void **state)
         }
     }
 }
-static void negative_numbers_wrap_upwards(void **state)
+static void test_modulo_is_never_negative(void **state)
 {
     (void)state;
     assert_int_equal(int_modulo(-1, 5), 4);
@@ -48,10 +48,10 @@ unit_function test_fold;
 int test_fold(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(the_power_is_the_largest_that_fits),
-        cmocka_unit_test(who_takes_part_plays_its_id),
-        cmocka_unit_test(ranges_of_ids_cover_all_ranks),
-        cmocka_unit_test(negative_numbers_wrap_upwards),
+        cmocka_unit_test(test_power_is_the_largest_that_fits),
+        cmocka_unit_test(test_id_has_the_rank_that_takes_part),
+        cmocka_unit_test(test_ranges_of_ids_cover_all_ranks),
+        cmocka_unit_test(test_modulo_is_never_negative),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,22 +1,22 @@
-/* What hierarchical algorithms send between hosts, counted in their plans, beside the least that can be sent. Bytes are
- * those of all hosts together; n is the message of a rank, b a block, p the ranks, m the ranks of the root's host, H
- * the hosts. Whatever the hosts' sizes and the placement, it can not be less than
- *   broadcast       (H - 1)n   the message has to reach every other host
- *   reduce          (H - 1)n   the same backwards
- *   allreduce      2(H - 1)n   whoever makes the sum of an element hears from H - 1 hosts, and tells H - 1
+/* Counts in the plans of hierarchical algorithms what is sent between hosts, and compares it with the minimum. Bytes
+ * are those of all hosts together; n is the message of a rank, b a block, p the number of ranks, m that of the root's
+ * host, H the number of hosts. For hosts of any sizes and any placement of ranks the minimum is
+ *   broadcast       (H - 1)n   the message must reach every other host
+ *   reduce          (H - 1)n   a part of the sum must leave every other host
+ *   allreduce      2(H - 1)n   the rank that sums an element receives it from H - 1 hosts and sends it to H - 1
  *   reduce_scatter  (H - 1)pb  each of p blocks needs the sum of every host but its own
- *   allgather       (H - 1)pb  each of p blocks has to reach every host but its own
- *   gather, scatter (p - m)b   each block of another host has to cross once
+ *   allgather       (H - 1)pb  each of p blocks must reach every host but its own
+ *   gather, scatter (p - m)b   each block of another host is sent once
  *   all_to_all      the sum over hosts of their ranks x the ranks elsewhere, b each
- * and every algorithm but those of leaders sends just that, on every layout, equal or not: 1.00. One does not want to:
- * doubling takes the fewest rounds instead, and sends the more the more hosts there are, here 2^k + e hosts with
- * 0 <= e < 2^k: 2^k k n + 2 e n in place of 2(H - 1)n, 1.00 for two and three hosts, 1.33 for four. */
+ * Every algorithm but the all-reduces by doubling and by leaders sends exactly the minimum on every layout: 1.00.
+ * Doubling takes the fewest rounds instead. Over 2^k + e hosts with 0 <= e < 2^k it sends 2^k k n + 2 e n in place of
+ * 2(H - 1)n, which is 1.00 for two and three hosts and 1.33 for four. */
 #include "backend/collectives/common.h"
 #include "backend/model/cost.h"
 #include "tests/support/unit.h"
 #include "tests/unit/check/placements.h"
 
-/* Chunks that cross, as a chunk of the whole message or a block is cut in `cut`. */
+/* Returns the number of chunks that are sent between hosts. A message or block has `cut` chunks. */
 static int sent_between_hosts(const struct plan *p)
 {
     int chunks = 0;
@@ -30,7 +30,7 @@ static int sent_between_hosts(const struct plan *p)
     }
     return chunks;
 }
-/* In messages, or blocks, of a rank. */
+/* Returns the minimum, in messages or blocks of a rank. */
 static int least_between_hosts(const struct plan *p)
 {
     int hosts = p->layout->hosts, ranks = p->layout->ranks, blocks_between_hosts = 0;
@@ -54,21 +54,21 @@ static int by_doubling(int hosts)
     for (int bit = 1; bit < power; bit *= 2) rounds++;
     return power * rounds + 2 * (hosts - power);
 }
-static bool has(const struct algorithm *a, const char *word) { return strstr(a->name, word) != NULL; }
+static bool name_contains(const struct algorithm *a, const char *word) { return strstr(a->name, word) != NULL; }
 static int plans, layouts;
 static double worst_doubling;
 
-static void count(const struct algorithm *a, const struct layout *l, int root)
+static void count_sent(const struct algorithm *a, const struct layout *l, int root)
 {
     struct plan p = plan_of(a, l, root);
     char text[300];
     describe(&p, text, sizeof text);
     if (plan_build_staging(&p) != TUTTI_OK) fail_msg("%s: %s", text, p.error);
     int sent = sent_between_hosts(&p), least_sent = least_between_hosts(&p), cut = p.ranks[0].cut;
-    bool doubles = a->collective == ALLREDUCE && (has(a, "doubling") || has(a, "leaders"));
+    bool doubles = a->collective == ALLREDUCE && (name_contains(a, "doubling") || name_contains(a, "leaders"));
     int expected = doubles ? by_doubling(l->hosts) : least_sent;
     if (a->collective != BARRIER && sent != expected * cut)
-        fail_msg("%s: %d chunks cross, not %d", text, sent, expected * cut);
+        fail_msg("%s: %d chunks are sent between hosts, not %d", text, sent, expected * cut);
     if (a->collective != BARRIER) assert_true(sent >= least_sent * cut);
     if (doubles && least_sent && (double)sent / (least_sent * cut) > worst_doubling)
         worst_doubling = (double)sent / (least_sent * cut);
@@ -81,9 +81,9 @@ static void count_layout(const struct layout *l)
     for (const struct algorithm *a = collectives_table; a->name; a++)
         for (int root = 0; root < (is_rooted(a->collective) ? l->ranks : 1) && a->hierarchical;
             root += 1 + l->ranks / 8)
-            count(a, l, root);
+            count_sent(a, l, root);
 }
-static void what_crosses_is_the_least(void **state)
+static void test_bytes_between_hosts_are_the_minimum(void **state)
 {
     (void)state;
     visit_all(count_layout);
@@ -91,9 +91,9 @@ static void what_crosses_is_the_least(void **state)
     assert_true(plans > 0);
 }
 
-/* ---- what is staged, for which slots must have room on every host ---- */
+/* ---- staged chunks, for which the slots must have room ---- */
 static double most_staged;
-static void weigh(const struct algorithm *a, const struct layout *l, bool in_place, bool stage_inputs)
+static void count_staged(const struct algorithm *a, const struct layout *l, bool in_place, bool stage_inputs)
 {
     struct plan p = plan_of(a, l, l->ranks - 1);
     p.in_place = in_place ? mask_all : NULL;
@@ -107,21 +107,21 @@ static void weigh(const struct algorithm *a, const struct layout *l, bool in_pla
     }
     plan_finish(&p);
 }
-static void weigh_layout(const struct layout *l)
+static void count_staged_of_layout(const struct layout *l)
 {
     for (const struct algorithm *a = collectives_table; a->name; a++)
         for (int way = 0; way < 4 && !a->host_memory && a->collective != BARRIER; way++)
-            if (a->collective != ALL_TO_ALL || !(way & 1)) weigh(a, l, way & 1, way & 2);
+            if (a->collective != ALL_TO_ALL || !(way & 1)) count_staged(a, l, way & 1, way & 2);
 }
-static void there_is_room_for_what_is_staged(void **state)
+static void test_slots_have_room_for_staged_chunks(void **state)
 {
     (void)state;
-    visit_all(weigh_layout);
+    visit_all(count_staged_of_layout);
     print_message("%.2f of a message are staged at most\n", most_staged);
     assert_true(most_staged > 1);
 }
 
-/* ---- how the load of a host is shared among its ranks ---- */
+/* ---- the chunks that each rank of a host sends ---- */
 static int sent_by(const struct schedule *s)
 {
     int chunks = 0;
@@ -130,25 +130,25 @@ static int sent_by(const struct schedule *s)
             chunks += step_from(s, &s->steps[j])[f].count;
     return chunks;
 }
-/* Of equal hosts all ranks of a host send alike; so no network and no core waits for another. */
+/* If the hosts have equal sizes, all ranks of a host send equally many chunks, so no rank waits for a busier one. */
 static void count_ranks(const struct layout *l)
 {
     static const enum collective shared[] = { ALLREDUCE, BROADCAST, REDUCE, REDUCE_SCATTER, ALLGATHER, ALL_TO_ALL };
     for (size_t i = 0; i < sizeof shared / sizeof *shared; i++)
         for (const struct algorithm *a = collectives_table; a->name; a++) {
-            if (a->collective != shared[i] || !a->hierarchical || has(a, "leaders")) continue;
+            if (a->collective != shared[i] || !a->hierarchical || name_contains(a, "leaders")) continue;
             struct plan p = plan_of(a, l, l->ranks / 2);
             assert_int_equal(plan_build_staging(&p), TUTTI_OK);
             for (int r = 0; r < p.size; r++) {
                 int first = layout_rank(l, layout_host(l, r), 0);
                 if (sent_by(&p.ranks[r]) != sent_by(&p.ranks[first]))
-                    fail_msg("%s: ranks %d and %d of %d on %d hosts do not send alike", a->name, first, r, p.size,
-                        l->hosts);
+                    fail_msg("%s: ranks %d and %d of %d on %d hosts send different numbers of chunks", a->name, first,
+                        r, p.size, l->hosts);
             }
             plan_finish(&p);
         }
 }
-static void ranks_of_a_host_send_alike(void **state)
+static void test_ranks_of_a_host_send_equally_many_chunks(void **state)
 {
     (void)state;
     visit_equal(count_ranks);
@@ -164,8 +164,9 @@ static int steps_of(const char *name, enum collective collective, const struct l
     plan_finish(&p);
     return steps;
 }
-/* With a rank per host a hierarchy is the flat algorithm, to the step: there is nothing to add up and to collect. */
-static void a_rank_per_host_is_the_flat_algorithm(void **state)
+/* With one rank on each host a hierarchical algorithm has as many steps as the flat one: the host has nothing to sum
+   and nothing to collect. */
+static void test_hierarchy_of_single_ranks_is_the_flat_algorithm(void **state)
 {
     static const char *const between[] = { "ring", "circulant", "rabenseifner", "doubling", "double_tree" };
     (void)state;
@@ -177,8 +178,8 @@ static void a_rank_per_host_is_the_flat_algorithm(void **state)
             assert_int_equal(steps_of(name, ALLREDUCE, apart(&visited, size)), flat);
         }
 }
-/* On one host nothing is sent, and the message is read in two rounds. */
-static void one_host_sends_nothing(void **state)
+/* On one host no message is sent, and an all-reduce has as many steps as two_shot_read. */
+static void test_hierarchy_on_one_host_sends_no_message(void **state)
 {
     (void)state;
     for (const struct algorithm *a = collectives_table; a->name; a++)
@@ -196,11 +197,11 @@ unit_function test_hierarchy_costs;
 int test_hierarchy_costs(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(what_crosses_is_the_least),
-        cmocka_unit_test(there_is_room_for_what_is_staged),
-        cmocka_unit_test(ranks_of_a_host_send_alike),
-        cmocka_unit_test(a_rank_per_host_is_the_flat_algorithm),
-        cmocka_unit_test(one_host_sends_nothing),
+        cmocka_unit_test(test_bytes_between_hosts_are_the_minimum),
+        cmocka_unit_test(test_slots_have_room_for_staged_chunks),
+        cmocka_unit_test(test_ranks_of_a_host_send_equally_many_chunks),
+        cmocka_unit_test(test_hierarchy_of_single_ranks_is_the_flat_algorithm),
+        cmocka_unit_test(test_hierarchy_on_one_host_sends_no_message),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,6 +1,6 @@
-/* A host plans by where its own ranks' tensors lie, which no other host knows. So what it sends and expects must not
- * depend on that: every mask of shared ranks, and of ranks in place, makes the same messages, to the same peers, in the
- * same order, of the same chunks. And it pays: what is shared is not copied into slots. */
+/* A host builds its plan for the places of its own ranks' tensors, which other hosts do not know. So its messages must
+   not depend on them: for each mask of shared ranks and of ranks in place, the messages go to the same peers, in the
+   same order, with the same chunks. Shared tensors are not copied into slots. */
 #include "backend/collectives/collectives.h"
 #include "tests/support/unit.h"
 #include "tests/unit/check/local.h"
@@ -9,7 +9,7 @@
 enum { MOST_HOSTS = 3, MOST_RANKS = 6 };
 static int plans, messages;
 
-/* The next message of that kind at or after a step; step_count: none. */
+/* Returns the next message of that kind at or after a step, or step_count if no message follows. */
 static int next_message(const struct schedule *s, enum step_kind kind, int step)
 {
     while (step < s->step_count && s->steps[step].kind != kind) step++;
@@ -21,7 +21,7 @@ static int chunks_of(const struct schedule *s, const struct step *t)
     for (int k = 0; k < t->from_count + t->to_count; k++) sum += s->spans[t->span + k].count;
     return sum;
 }
-/* The chunk of a tensor that span k of a message is about; of what is staged only its length is compared. */
+/* True if span k of two messages has the same chunks of a tensor. Of staged chunks only the number is compared. */
 static bool is_same_span(const struct schedule *a, const struct schedule *b, const struct step *x, const struct step *y,
     int k)
 {
@@ -68,9 +68,9 @@ static void compare(const struct plan *wanted, uint64_t shared, uint64_t in_plac
     p.unshared = NULL;
     describe(&p, text, sizeof text);
     if (plan_build_staging(&p) != TUTTI_OK) fail_msg("%s: %s", text, p.error);
-    if (p.ranks[0].cut != wanted->ranks[0].cut) fail_msg("%s: is cut otherwise", text);
+    if (p.ranks[0].cut != wanted->ranks[0].cut) fail_msg("%s: the message is cut differently", text);
     for (int m = 0; m < p.count; m++)
-        if (!has_same_messages(&wanted->ranks[m], &p.ranks[m])) fail_msg("%s: rank %d sends otherwise", text, m);
+        if (!has_same_messages(&wanted->ranks[m], &p.ranks[m])) fail_msg("%s: rank %d has other messages", text, m);
     plans++;
     plan_finish(&p);
 }
@@ -94,7 +94,7 @@ static void compare_layout(const struct layout *l)
             for (int inputs = 0; inputs <= is_reducing(a->collective); inputs++)
                 compare_masks(a, l, is_rooted(a->collective) ? l->ranks - 1 : 0, h, inputs);
 }
-static void messages_do_not_depend_on_masks(void **state)
+static void test_messages_do_not_depend_on_the_places_of_tensors(void **state)
 {
     (void)state;
     visit_unequal(compare_layout);
@@ -103,8 +103,9 @@ static void messages_do_not_depend_on_masks(void **state)
     assert_true(plans > 10000 && messages > plans);
 }
 
-/* ---- what it saves ---- */
-struct moved { int written, staged; }; /* chunks that ranks write; and copy into slots, to be read */
+/* ---- copies ---- */
+/* The chunks that the ranks of a host write, and those that they copy into slots, in % of a message or block. */
+struct moved { int written, staged; };
 static struct moved count_moved(const struct algorithm *a, const struct layout *l, const uint64_t *shared)
 {
     struct moved sum = { 0, 0 };
@@ -130,7 +131,7 @@ static struct moved count_moved(const struct algorithm *a, const struct layout *
     plan_finish(&p);
     return sum;
 }
-static void what_is_shared_is_not_staged(void **state)
+static void test_shared_tensors_are_not_staged(void **state)
 {
     static struct hosts hosts;
     const struct layout *l = hosts_of(&hosts, (int[]){ 4, 4 }, 2);
@@ -151,8 +152,8 @@ unit_function test_hierarchy_messages;
 int test_hierarchy_messages(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(messages_do_not_depend_on_masks),
-        cmocka_unit_test(what_is_shared_is_not_staged),
+        cmocka_unit_test(test_messages_do_not_depend_on_the_places_of_tensors),
+        cmocka_unit_test(test_shared_tensors_are_not_staged),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,5 +1,5 @@
-/* Every host-memory algorithm crosses what its comment says, for 1 to 17 ranks: how many chunks the busiest rank reads
- * from its peers and writes to them, when all tensors are shared and nothing has to be staged. */
+/* Every host-memory algorithm moves what its comment states, for 1 to 17 ranks: the chunks that the busiest rank reads
+   from its peers and writes to them, if all tensors are shared and no chunk is staged. */
 #include "backend/collectives/common.h"
 #include "tests/support/unit.h"
 #include "tests/unit/schedule/plans.h"
@@ -43,7 +43,7 @@ static const struct cost *cost_of(const struct algorithm *a)
 {
     for (size_t i = 0; i < sizeof costs / sizeof *costs; i++)
         if (costs[i].collective == a->collective && strcmp(costs[i].name, a->name) == 0) return &costs[i];
-    fail_msg("%s %s: say here what it crosses", collective_name(a->collective), a->name);
+    fail_msg("%s %s has no row in this file's table of costs", collective_name(a->collective), a->name);
     return NULL;
 }
 static int peers_chunks(const struct schedule *s, const struct span *spans, int count)
@@ -53,7 +53,7 @@ static int peers_chunks(const struct schedule *s, const struct span *spans, int 
         if (spans[i].rank != s->rank) chunks += spans[i].count;
     return chunks;
 }
-static void count(const struct plan *plan, const struct cost *cost)
+static void check_costs(const struct plan *plan, const struct cost *cost)
 {
     int most_read = 0, most_written = 0;
     for (int r = 0; r < plan->size; r++) {
@@ -72,7 +72,7 @@ static void count(const struct plan *plan, const struct cost *cost)
         fail_msg("%s %s of %d ranks: reads %d, writes %d, not %d, %d", collective_name(cost->collective), cost->name,
             plan->size, most_read, most_written, cost->read(plan->size), cost->written(plan->size));
 }
-static void costs_are_as_stated(void **state)
+static void test_host_costs_are_as_stated(void **state)
 {
     (void)state;
     for (const struct algorithm *a = collectives_table; a->name; a++)
@@ -81,12 +81,12 @@ static void costs_are_as_stated(void **state)
             plan.shared = mask_all;
             if (plan_build(&plan) != TUTTI_OK)
                 fail_msg("%s %s of %d ranks: %s", collective_name(a->collective), a->name, size, plan.error);
-            count(&plan, cost_of(a));
+            check_costs(&plan, cost_of(a));
             plan_finish(&plan);
         }
 }
-/* So that the bits of a result do not depend on who reduces, nor on the variant. */
-static void sums_are_in_rank_order(void **state)
+/* So the bits of a result depend neither on the rank that sums nor on the algorithm. */
+static void test_sums_are_in_rank_order(void **state)
 {
     (void)state;
     int sums = 0;
@@ -112,8 +112,8 @@ unit_function test_host_costs;
 int test_host_costs(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(costs_are_as_stated),
-        cmocka_unit_test(sums_are_in_rank_order),
+        cmocka_unit_test(test_host_costs_are_as_stated),
+        cmocka_unit_test(test_sums_are_in_rank_order),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

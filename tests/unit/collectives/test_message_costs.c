@@ -1,6 +1,6 @@
-/* Every algorithm over messages costs what its comment says, for 1 to 17 ranks: the rounds, with ranks that send one
- * message and receive one at a time; the chunks that the busiest rank sends; and into how many chunks a rank's message
- * is cut. */
+/* Every algorithm over messages costs what its comment states, for 1 to 17 ranks: the rounds, if a rank sends one
+   message and receives one at a time; the chunks that the busiest rank sends; and the number of chunks in a rank's
+   message. */
 #include "backend/collectives/common.h"
 #include "tests/support/unit.h"
 #include "tests/unit/schedule/plans.h"
@@ -34,13 +34,15 @@ static int rabenseifner_sent(int p)
     return 2 * (power_of_two_at_most(p) - 1) + (is_power(p) ? 0 : power_of_two_at_most(p));
 }
 static int halving_sent(int p) { return is_power(p) ? p - 1 : p; }
-static int all_bits(int p)                                             /* of the numbers below p */
+/* Returns the number of one bits in all numbers below p. */
+static int all_bits(int p)
 {
     int bits = 0;
     for (int i = 0; i < p; i++)
         for (int rest = i; rest; rest &= rest - 1) bits++;
     return bits;
 }
+/* Returns the most ranks below a child of the root in a binomial tree. */
 static int largest_branch(int p)
 {
     int most = 0;
@@ -55,7 +57,8 @@ static const struct cost {
     enum collective collective;
     const char *name;
     formula *rounds, *sent, *cut;
-    bool at_most;                                                      /* the rounds are a bound */
+    /* The plan may take fewer rounds. */
+    bool at_most;
 } costs[] = {
     { ALLREDUCE, "naive", twice_others, others, uncut, false },
     { ALLREDUCE, "tree", twice_log, log_above, uncut, false },
@@ -91,14 +94,15 @@ static const struct cost *cost_of(const struct algorithm *a)
 {
     for (size_t i = 0; i < sizeof costs / sizeof *costs; i++)
         if (costs[i].collective == a->collective && strcmp(costs[i].name, a->name) == 0) return &costs[i];
-    fail_msg("%s %s: say here what it costs", collective_name(a->collective), a->name);
+    fail_msg("%s %s has no row in this file's table of costs", collective_name(a->collective), a->name);
     return NULL;
 }
 
 /* ---- a clock of rounds ---- */
+/* The plan of all ranks as it runs. `at`: the next step of each rank. */
 struct clock {
     const struct plan *plan;
-    int at[MOST_RANKS];                                                /* the next step of each rank */
+    int at[MOST_RANKS];
     bool posted[MOST_RANKS][MOST_STEPS], done[MOST_RANKS][MOST_STEPS];
 };
 static bool may_run(const struct clock *c, int rank)
@@ -111,7 +115,7 @@ static bool may_run(const struct clock *c, int rank)
     }
     return true;
 }
-/* As far as they get without time passing; true: to the end. */
+/* Runs each rank until it waits for a message. Returns true if all ranks have ended. */
 static bool run_ranks(struct clock *c)
 {
     bool over = true;
@@ -136,7 +140,8 @@ static int first_unsent(const struct clock *c, int rank)
         if (s->steps[j].kind == SEND && c->posted[rank][j] && !c->done[rank][j]) return j;
     return -1;
 }
-static bool pass_round(struct clock *c)                                /* false: nothing was under way */
+/* Moves the first message of each rank that its receiver can take. Returns false if no message moved. */
+static bool pass_round(struct clock *c)
 {
     bool busy[MOST_RANKS] = { false }, moved = false;
     int sending[MOST_RANKS];
@@ -144,9 +149,9 @@ static bool pass_round(struct clock *c)                                /* false:
     for (int r = 0; r < c->plan->size; r++) {
         if (sending[r] < 0) continue;
         const struct step *t = &c->plan->ranks[r].steps[sending[r]];
-        int landing = receive_of(c, r, t);
-        if (busy[t->peer] || !c->posted[t->peer][landing]) continue;
-        busy[t->peer] = moved = c->done[r][sending[r]] = c->done[t->peer][landing] = true;
+        int receive_step = receive_of(c, r, t);
+        if (busy[t->peer] || !c->posted[t->peer][receive_step]) continue;
+        busy[t->peer] = moved = c->done[r][sending[r]] = c->done[t->peer][receive_step] = true;
     }
     return moved;
 }
@@ -160,7 +165,7 @@ static int rounds_of(const struct plan *plan)
         rounds++;
         over = run_ranks(&c);
     }
-    if (!over) fail_msg("%s of %d ranks stands still", plan->algorithm->name, plan->size);
+    if (!over) fail_msg("%s of %d ranks never ends", plan->algorithm->name, plan->size);
     return rounds;
 }
 
@@ -173,7 +178,7 @@ static int chunks_sent(const struct schedule *s)
             chunks += step_from(s, &s->steps[j])[f].count;
     return chunks;
 }
-static void count(const struct plan *plan, const struct cost *cost)
+static void check_costs(const struct plan *plan, const struct cost *cost)
 {
     int rounds = rounds_of(plan), expected = cost->rounds(plan->size), most = 0;
     for (int r = 0; r < plan->size; r++) {
@@ -189,19 +194,19 @@ static void count(const struct plan *plan, const struct cost *cost)
         fail_msg("%s %s of %d ranks: a rank sends %d chunks, not %d", collective_name(cost->collective), cost->name,
             plan->size, most, cost->sent(plan->size));
 }
-static void costs_are_as_stated(void **state)
+static void test_message_costs_are_as_stated(void **state)
 {
     (void)state;
     for (const struct algorithm *a = collectives_table; a->name; a++)
         for (int size = 1; size <= MOST_RANKS && !a->host_memory && !a->hierarchical; size++) {
-            struct plan plan = plan_of(a, apart(&hosts, size), size / 2);  /* every rank on a host of its own */
+            struct plan plan = plan_of(a, apart(&hosts, size), size / 2);
             if (plan_build(&plan) != TUTTI_OK)
                 fail_msg("%s %s of %d ranks: %s", collective_name(a->collective), a->name, size, plan.error);
-            count(&plan, cost_of(a));
+            check_costs(&plan, cost_of(a));
             plan_finish(&plan);
         }
 }
-static void every_cost_belongs_to_an_algorithm(void **state)
+static void test_every_cost_belongs_to_an_algorithm(void **state)
 {
     (void)state;
     for (size_t i = 0; i < sizeof costs / sizeof *costs; i++)
@@ -212,8 +217,8 @@ unit_function test_message_costs;
 int test_message_costs(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(costs_are_as_stated),
-        cmocka_unit_test(every_cost_belongs_to_an_algorithm),
+        cmocka_unit_test(test_message_costs_are_as_stated),
+        cmocka_unit_test(test_every_cost_belongs_to_an_algorithm),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,15 +1,16 @@
-/* The team forms carry a hierarchy: the ranks of each host add up slices by reading each other, a team algorithm works
- * on every slice across the hosts, and the hosts' ranks read the other slices. Proved for equal and unequal hosts, in
- * place and not, with shared tensors and without. */
+/* The algorithms for teams work as stages of a hierarchy: the ranks of each host sum slices by reading each other, a
+   team algorithm works on each slice across the hosts, and the ranks of each host copy the other slices from each
+   other. The tests prove this for equal and unequal hosts, in place and not, with shared tensors and without. */
 #include "backend/collectives/common.h"
 #include "tests/support/unit.h"
 #include "tests/unit/schedule/plans.h"
 
 enum { MOST_HOSTS = 7 };
-static team_function *across_hosts;                                    /* what is under test between the hosts */
+/* The tested algorithm between the hosts, and the number of pieces of a slice that it needs. */
+static team_function *across_hosts;
 static int (*pieces_of)(int hosts);
 
-/* As many slices as the largest host has ranks; on a host the ranks take turns to own one. */
+/* Returns the number of slices: that of the ranks of the largest host. The ranks of each host own them in turns. */
 static int slices(const struct schedule *s) { return s->layout->largest; }
 static struct team slice_team(const struct schedule *s, int slice, int pieces)
 {
@@ -60,6 +61,7 @@ static void hierarchical_broadcast(struct schedule *s)
     collect_slices(s, &host, count, 1);
 }
 
+/* Bits of `mode`: 1 in place, 2 shared, 4 receives are posted early. */
 static void prove(const struct algorithm *a, const int *sizes, int hosts, int root, unsigned mode)
 {
     static struct hosts placed_hosts;
@@ -96,22 +98,22 @@ static void check_allreduce(const char *name, team_function *between, int (*piec
     pieces_of = pieces;
     prove_everywhere(&a);
 }
-static void ring_works_between_hosts(void **state)
+static void test_ring_works_between_hosts(void **state)
 {
     (void)state;
     check_allreduce("ring", team_allreduce_ring, piece_each);
 }
-static void doubling_works_between_hosts(void **state)
+static void test_doubling_works_between_hosts(void **state)
 {
     (void)state;
     check_allreduce("doubling", team_allreduce_doubling, one_piece);
 }
-static void rabenseifner_works_between_hosts(void **state)
+static void test_rabenseifner_works_between_hosts(void **state)
 {
     (void)state;
     check_allreduce("rabenseifner", team_allreduce_rabenseifner, power_of_two_at_most);
 }
-static void circulant_works_between_hosts(void **state)
+static void test_circulant_works_between_hosts(void **state)
 {
     (void)state;
     check_allreduce("circulant", team_allreduce_circulant, piece_each);
@@ -121,12 +123,12 @@ static void reduce_to_the_first_host(struct schedule *s, const struct team *t)
     team_reduce_binomial(s, t, 0, team_all_pieces(s, t, OUTPUT));
     team_broadcast_binomial(s, t, 0);
 }
-static void binomial_trees_work_between_hosts(void **state)
+static void test_binomial_trees_work_between_hosts(void **state)
 {
     (void)state;
     check_allreduce("trees", reduce_to_the_first_host, one_piece);
 }
-static void broadcast_works_between_hosts(void **state)
+static void test_broadcast_works_between_hosts(void **state)
 {
     (void)state;
     prove_everywhere(&(struct algorithm){
@@ -137,12 +139,12 @@ unit_function test_teams;
 int test_teams(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(ring_works_between_hosts),
-        cmocka_unit_test(doubling_works_between_hosts),
-        cmocka_unit_test(rabenseifner_works_between_hosts),
-        cmocka_unit_test(circulant_works_between_hosts),
-        cmocka_unit_test(binomial_trees_work_between_hosts),
-        cmocka_unit_test(broadcast_works_between_hosts),
+        cmocka_unit_test(test_ring_works_between_hosts),
+        cmocka_unit_test(test_doubling_works_between_hosts),
+        cmocka_unit_test(test_rabenseifner_works_between_hosts),
+        cmocka_unit_test(test_circulant_works_between_hosts),
+        cmocka_unit_test(test_binomial_trees_work_between_hosts),
+        cmocka_unit_test(test_broadcast_works_between_hosts),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,13 +1,16 @@
-/* Rows of a mixture of experts, of ranks that are only pretended: all rows land where counts say, sums are those of a
-   loop over tokens and choices, capacity drops the last, and what cannot be is refused in words. */
+/* Rows of a mixture of experts, for simulated ranks: each row is written to the place that follows from the counts, the
+   sums are those of a loop over tokens and choices, a capacity drops the last rows, and wrong calls are refused with a
+   text. */
 #include "backend/base/memory.h"
 #include "include/tutti_groups.h"
 #include "tests/support/random.h"
 #include "tests/support/unit.h"
 
 enum { RANKS = 3, EXPERTS = 6, TOKENS = 40, CHOICES = 3, COLUMNS = 130, MOST = RANKS * TOKENS * CHOICES };
+/* The tokens of a rank: the expert and the place of each choice, and the address of its first row at each expert. */
 struct routed { int64_t expert[TOKENS][CHOICES], place[TOKENS][CHOICES]; void *first[EXPERTS]; };
-static struct routed of[RANKS];
+static struct routed routes[RANKS];
+/* Rank r has counts[r][e] rows for expert e, the first of them at first[r][e] of the expert's rank. */
 static uint64_t counts[RANKS][EXPERTS], first[RANKS][EXPERTS], rows[RANKS];
 static float x[RANKS][TOKENS][COLUMNS], weight[TOKENS][CHOICES], buffer[RANKS][MOST][COLUMNS];
 
@@ -18,12 +21,13 @@ static tutti_experts_rows rows_of(int rank)
     r.tokens = TOKENS;
     r.columns = COLUMNS;
     r.choices = CHOICES;
-    r.expert = &of[rank].expert[0][0];
-    r.place = &of[rank].place[0][0];
-    r.first = of[rank].first;
+    r.expert = &routes[rank].expert[0][0];
+    r.place = &routes[rank].place[0][0];
+    r.first = routes[rank].first;
     return r;
 }
-/* way 0: at random; 1: all to one; 2: with choices of none; 3: one expert has nothing */
+/* Routes the tokens. way 0: at random; 1: all to one expert; 2: one choice names no expert; 3: one expert gets no
+   token. */
 static void route(int way, uint64_t capacity, uint64_t padded)
 {
     uint64_t seed = (uint64_t)way + 1;
@@ -31,15 +35,15 @@ static void route(int way, uint64_t capacity, uint64_t padded)
         for (int t = 0; t < TOKENS; t++)
             for (int k = 0; k < CHOICES; k++) {
                 int64_t e = (int64_t)(random_next(&seed) % EXPERTS);
-                of[r].expert[t][k] = way == 1 ? 4 : way == 2 && k == 1 ? -1 : way == 3 && e == 2 ? 0 : e;
+                routes[r].expert[t][k] = way == 1 ? 4 : way == 2 && k == 1 ? -1 : way == 3 && e == 2 ? 0 : e;
             }
     for (int r = 0; r < RANKS; r++)
-        assert_int_equal(tutti_experts_place(&of[r].expert[0][0], TOKENS, CHOICES, EXPERTS, capacity,
-                             &of[r].place[0][0], counts[r]),
+        assert_int_equal(tutti_experts_place(&routes[r].expert[0][0], TOKENS, CHOICES, EXPERTS, capacity,
+                             &routes[r].place[0][0], counts[r]),
             TUTTI_OK);
     assert_int_equal(tutti_experts_offsets(&counts[0][0], RANKS, EXPERTS, padded, &first[0][0], rows), TUTTI_OK);
     for (int r = 0; r < RANKS; r++)
-        for (int e = 0; e < EXPERTS; e++) of[r].first[e] = buffer[e / (EXPERTS / RANKS)][first[r][e]];
+        for (int e = 0; e < EXPERTS; e++) routes[r].first[e] = buffer[e / (EXPERTS / RANKS)][first[r][e]];
 }
 static void check_rows(const float *weights, uint64_t capacity)
 {
@@ -48,12 +52,12 @@ static void check_rows(const float *weights, uint64_t capacity)
         uint64_t met[EXPERTS] = { 0 };
         for (int t = 0; t < TOKENS; t++)
             for (int k = 0; k < CHOICES; k++) {
-                int64_t e = of[r].expert[t][k];
+                int64_t e = routes[r].expert[t][k];
                 if (e < 0 || met[e] == capacity) {
-                    assert_int_equal(of[r].place[t][k], -1);
+                    assert_int_equal(routes[r].place[t][k], -1);
                     continue;
                 }
-                assert_int_equal(of[r].place[t][k], met[e]);
+                assert_int_equal(routes[r].place[t][k], met[e]);
                 const float *row = buffer[e / (EXPERTS / RANKS)][first[r][e] + met[e]++];
                 float factor = weights ? weights[t * CHOICES + k] : 1;
                 for (int c = 0; c < COLUMNS; c++) assert_true(row[c] == x[r][t][c] * factor);
@@ -74,7 +78,7 @@ static void check_sums(int rank, const float *weights)
     for (int t = 0; t < TOKENS; t++) {
         float sum[COLUMNS] = { 0 };
         for (int k = 0; k < CHOICES; k++) {
-            int64_t e = of[rank].expert[t][k], place = of[rank].place[t][k];
+            int64_t e = routes[rank].expert[t][k], place = routes[rank].place[t][k];
             if (place < 0) {
                 assert_true(dots[t][k] == 0);
                 continue;
@@ -82,7 +86,8 @@ static void check_sums(int rank, const float *weights)
             const float *row = buffer[e / (EXPERTS / RANKS)][first[rank][e] + (uint64_t)place];
             double dot = 0;
             for (int c = 0; c < COLUMNS; c++) {
-                volatile float term = row[c] * (weights ? weights[t * CHOICES + k] : 1); /* rounded first */
+                /* The product is rounded before it is added. */
+                volatile float term = row[c] * (weights ? weights[t * CHOICES + k] : 1);
                 sum[c] += term;
                 dot += (double)row[c] * x[rank][t][c];
             }
@@ -91,7 +96,7 @@ static void check_sums(int rank, const float *weights)
         assert_memory_equal(out[t], sum, sizeof sum);
     }
 }
-static void run(int way, uint64_t capacity, uint64_t padded)
+static void scatter_and_gather(int way, uint64_t capacity, uint64_t padded)
 {
     route(way, capacity, padded);
     for (int weighted = 0; weighted < 2; weighted++) {
@@ -104,7 +109,7 @@ static void run(int way, uint64_t capacity, uint64_t padded)
         for (int r = 0; r < RANKS; r++) check_sums(r, weights);
     }
 }
-static void rows_arrive_and_come_back(void **state)
+static void test_rows_are_scattered_and_gathered(void **state)
 {
     (void)state;
     uint64_t seed = 5;
@@ -114,14 +119,14 @@ static void rows_arrive_and_come_back(void **state)
     for (int t = 0; t < TOKENS; t++)
         for (int k = 0; k < CHOICES; k++) weight[t][k] = fraction(&seed);
     for (int way = 0; way < 4; way++) {
-        run(way, UINT64_MAX, 0);
-        run(way, 7, 0);
-        run(way, 7, 7);
-        run(way, 0, 0);
+        scatter_and_gather(way, UINT64_MAX, 0);
+        scatter_and_gather(way, 7, 0);
+        scatter_and_gather(way, 7, 7);
+        scatter_and_gather(way, 0, 0);
     }
 }
-/* Rows of an expert follow one another by rank, those of a rank by expert. */
-static void offsets_are_as_said(void **state)
+/* The rows of an expert are in the order of ranks, and the experts of a rank follow each other. */
+static void test_offsets_follow_from_the_counts(void **state)
 {
     (void)state;
     const uint64_t given[2][4] = { { 1, 2, 3, 4 }, { 5, 6, 7, 8 } };
@@ -142,7 +147,7 @@ static void expect_text(tutti_status status, const char *text)
     assert_int_equal(status, TUTTI_INVALID_ARGUMENT);
     assert_non_null(strstr(tutti_get_last_error(), text));
 }
-static void mistakes_are_refused(void **state)
+static void test_wrong_calls_are_refused(void **state)
 {
     (void)state;
     int64_t wrong[] = { 0, 1, 2, 9 }, place[4];
@@ -167,13 +172,14 @@ static void mistakes_are_refused(void **state)
     expect_text(tutti_experts_dot(&r, NULL, &weight[0][0]), "is NULL");
     r.struct_size = 8;
     expect_text(tutti_experts_dot(&r, x[0], &weight[0][0]), "TUTTI_EXPERTS_ROWS_INIT");
-    assert_int_equal(tutti_experts_place(NULL, 0, 2, 3, 1, NULL, count), TUTTI_OK);     /* no tokens */
+    /* Without tokens the arrays may be NULL. */
+    assert_int_equal(tutti_experts_place(NULL, 0, 2, 3, 1, NULL, count), TUTTI_OK);
 }
 
 unit_function test_experts;
 int test_experts(void)
 {
-    const struct CMUnitTest tests[] = { cmocka_unit_test(rows_arrive_and_come_back),
-        cmocka_unit_test(offsets_are_as_said), cmocka_unit_test(mistakes_are_refused) };
+    const struct CMUnitTest tests[] = { cmocka_unit_test(test_rows_are_scattered_and_gathered),
+        cmocka_unit_test(test_offsets_follow_from_the_counts), cmocka_unit_test(test_wrong_calls_are_refused) };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,5 +1,5 @@
-/* Grids against their rule, as it is written in tutti.h and nowhere else here: from the coordinates of each rank it is
-   worked out who differs from whom in which axes. */
+/* Compares grids with the rule of tutti_groups.h. The test computes the coordinates of each rank, and from them which
+   ranks differ in which axes. */
 #include "include/tutti_groups.h"
 #include "tests/support/random.h"
 #include "tests/support/unit.h"
@@ -11,11 +11,12 @@ enum { MOST_WORLD = 24 };
 #else
 enum { MOST_WORLD = MOST_RANKS };
 #endif
-static int orders[ORDERS][AXES];                        /* names, by their numbers */
+/* Each order is a list of indices into `names`. */
+static int orders[ORDERS][AXES];
 static long grids, groups_seen;
 
-#define SAYS(text) assert_non_null(strstr(tutti_get_last_error(), text))
-static tutti_grid made(const int *order, const int *size, int ranks)
+#define ASSERT_ERROR(text) assert_non_null(strstr(tutti_get_last_error(), text))
+static tutti_grid grid_make(const int *order, const int *size, int ranks)
 {
     char words[64] = "", sizes[128] = "";
     tutti_grid g;
@@ -28,7 +29,7 @@ static tutti_grid made(const int *order, const int *size, int ranks)
     assert_int_equal(g.axes, AXES);
     return g;
 }
-/* index[rank][i]: on the i-th axis of the order. */
+/* coordinates[rank][i] is the index of a rank on the i-th axis of the order. */
 static int coordinates[MOST_RANKS][AXES];
 static void find_coordinates(const int *order, const int *size, int ranks)
 {
@@ -41,7 +42,8 @@ static bool same_group(int a, int b, unsigned chosen)
         if (!(chosen >> i & 1) && coordinates[a][i] != coordinates[b][i]) return false;
     return true;
 }
-/* Of each rank, which group it is in: groups come in the order of the other indices, the last of which counts most. */
+/* Compares the groups of two ranks: groups are ordered by the indices on the other axes, the last of which counts
+   most. */
 static int compare_others(int a, int b, unsigned chosen)
 {
     for (int i = AXES - 1; i >= 0; i--)
@@ -71,24 +73,26 @@ static void check_groups(const tutti_grid *g, const int *order, unsigned chosen)
         }
     }
     assert_false(wrong);
-    assert_int_equal(seen, g->ranks);                   /* all, once: two of one group are never in different ones */
+    /* Each rank was in one group. */
+    assert_int_equal(seen, g->ranks);
     groups_seen += groups;
 }
 static void check_grid(const int *order, const int *size, int ranks)
 {
-    tutti_grid g = made(order, size, ranks);
+    tutti_grid g = grid_make(order, size, ranks);
     int index[TUTTI_GRID_AXES];
     find_coordinates(order, size, ranks);
     for (int rank = 0; rank < ranks; rank += 1 + ranks / 16) {
         assert_int_equal(tutti_grid_index(&g, rank, index), TUTTI_OK);
         assert_memory_equal(index, coordinates[rank], sizeof coordinates[rank]);
     }
-    unsigned step = ranks > 64 ? 11 : 1;                /* of large worlds some parts, in turn */
+    /* For more than 64 ranks only every 11th set of axes is checked, from another one on in each grid. */
+    unsigned step = ranks > 64 ? 11 : 1;
     for (unsigned chosen = 1 + (unsigned)grids % step; chosen < 1u << AXES; chosen += step)
         check_groups(&g, order, chosen);
     grids++;
 }
-/* All ways in which sizes multiply to the world, each in one of the orders; small worlds in all. */
+/* Checks all sizes of axes whose product is `ranks`, each in one of the orders; up to 32 ranks in all orders. */
 static void try_sizes(int *size, int axis, int rest, int ranks)
 {
     if (axis == AXES - 1) {
@@ -102,13 +106,14 @@ static void try_sizes(int *size, int axis, int rest, int ranks)
             try_sizes(size, axis + 1, rest / n, ranks);
         }
 }
-static void test_all_worlds(void **state)
+static void test_groups_of_all_sizes_follow_the_rule(void **state)
 {
     (void)state;
     uint64_t seed = 20;
     for (int o = 0; o < ORDERS; o++) {
         for (int i = 0; i < AXES; i++) orders[o][i] = i;
-        for (int i = AXES - 1; i > 0 && o; i--) {       /* the first is the usual one */
+        /* Order 0 is the usual one, and the others are random. */
+        for (int i = AXES - 1; i > 0 && o; i--) {
             int k = (int)(random_next(&seed) % (uint64_t)(i + 1)), kept = orders[o][i];
             orders[o][i] = orders[o][k];
             orders[o][k] = kept;
@@ -120,8 +125,8 @@ static void test_all_worlds(void **state)
     }
     print_message("%ld grids, %ld groups\n", grids, groups_seen);
 }
-/* The lectures' rank = dp (tp pp) + pp tp + tp. */
-static void test_as_in_the_lectures(void **state)
+/* In the lectures, rank = dp (tp pp) + pp tp + tp. */
+static void test_ranks_are_numbered_as_in_the_lectures(void **state)
 {
     (void)state;
     tutti_grid g;
@@ -132,7 +137,7 @@ static void test_as_in_the_lectures(void **state)
         assert_int_equal(rank, index[2] * (2 * 4) + index[1] * 2 + index[0]);
     }
 }
-static void test_experts(void **state)
+static void test_grid_of_experts_has_the_dense_pipelines(void **state)
 {
     (void)state;
     tutti_grid g, e;
@@ -145,23 +150,24 @@ static void test_experts(void **state)
     for (int i = 0; i < 4; i++) assert_int_equal(member[i], 4 + i);
     assert_int_equal(tutti_grid_group(&e, "dp", 0, member), TUTTI_OK);
     assert_true(member[0] == 0 && member[1] == 4);
-    for (int n = 0; n < 8; n++) {                       /* the pipelines are the same */
+    /* The pipelines of both grids are equal. */
+    for (int n = 0; n < 8; n++) {
         assert_int_equal(tutti_grid_group(&e, "pp", n, member), TUTTI_OK);
         assert_int_equal(tutti_grid_group(&g, "pp", n, of_dense), TUTTI_OK);
         assert_memory_equal(member, of_dense, 2 * sizeof *member);
     }
     assert_int_equal(tutti_grid_experts(&e, &g, 1, 3), TUTTI_INVALID_ARGUMENT);
-    SAYS("experts of tp 1 and ep 3 do not divide 16 ranks");
+    ASSERT_ERROR("experts of tp 1 and ep 3 do not divide 16 ranks");
     assert_int_equal(tutti_grid_experts(&e, &g, 0, 1), TUTTI_INVALID_ARGUMENT);
-    SAYS("both must be at least 1");
+    ASSERT_ERROR("both must be at least 1");
     assert_int_equal(tutti_grid_make(&g, "tp-pp-dp-ep", "tp=2,dp=4,pp=2", 16), TUTTI_OK);
     assert_int_equal(tutti_grid_experts(&e, &g, 1, 2), TUTTI_INVALID_ARGUMENT);
-    SAYS("pipeline groups of the experts differ from the dense ones");
+    ASSERT_ERROR("pipeline groups of the experts differ from the dense ones");
     assert_int_equal(tutti_grid_make(&g, "tp-pp", "tp=2,pp=2", 4), TUTTI_OK);
     assert_int_equal(tutti_grid_experts(&e, &g, 1, 2), TUTTI_INVALID_ARGUMENT);
-    SAYS("an order that names dp");
+    ASSERT_ERROR("an order that names dp");
 }
-static void test_groups_that_leave_a_host(void **state)
+static void test_groups_over_several_hosts_are_found(void **state)
 {
     (void)state;
     tutti_grid g;
@@ -177,7 +183,7 @@ static void test_groups_that_leave_a_host(void **state)
     assert_int_equal(tutti_grid_straddles(&g, "tp-dp-pp", host, &group, &most), TUTTI_OK);
     assert_true(group == 0 && most == 3);
 }
-static void test_what_is_refused(void **state)
+static void test_wrong_grids_are_refused(void **state)
 {
     (void)state;
     static const struct {
@@ -207,30 +213,31 @@ static void test_what_is_refused(void **state)
     int n, m, out[8];
     for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++) {
         assert_int_equal(tutti_grid_make(&g, wrong[i].order, wrong[i].sizes, wrong[i].ranks), TUTTI_INVALID_ARGUMENT);
-        SAYS(wrong[i].text);
+        ASSERT_ERROR(wrong[i].text);
         assert_true(tutti_last_error_is_refusal());
     }
     assert_int_equal(tutti_grid_make(&g, "tp-dp", "tp=2,dp=2,ep=1", 4), TUTTI_OK);
-    assert_int_equal(g.axes, 3);                        /* ep is appended */
+    /* The axis ep is appended to the order. */
+    assert_int_equal(g.axes, 3);
     assert_int_equal(tutti_grid_groups(&g, "tp-pp", &n, &m), TUTTI_INVALID_ARGUMENT);
-    SAYS("\"tp-pp\" names pp, which is not an axis");
+    ASSERT_ERROR("\"tp-pp\" names pp, which is not an axis");
     assert_int_equal(tutti_grid_group(&g, "tp", 2, out), TUTTI_INVALID_ARGUMENT);
-    SAYS("group 2 of \"tp\" does not exist; there are 2");
+    ASSERT_ERROR("group 2 of \"tp\" does not exist; there are 2");
     assert_int_equal(tutti_grid_index(&g, 4, out), TUTTI_INVALID_ARGUMENT);
     assert_int_equal(tutti_grid_find(&g, "tp", -1, &n, &m), TUTTI_INVALID_ARGUMENT);
-    SAYS("rank -1 does not exist; there are 4");
+    ASSERT_ERROR("rank -1 does not exist; there are 4");
     assert_int_equal(tutti_grid_group(&g, "tp", 0, NULL), TUTTI_INVALID_ARGUMENT);
-    SAYS("is NULL");
+    ASSERT_ERROR("is NULL");
 }
 unit_function test_grid;
 int test_grid(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_all_worlds),
-        cmocka_unit_test(test_as_in_the_lectures),
-        cmocka_unit_test(test_experts),
-        cmocka_unit_test(test_groups_that_leave_a_host),
-        cmocka_unit_test(test_what_is_refused),
+        cmocka_unit_test(test_groups_of_all_sizes_follow_the_rule),
+        cmocka_unit_test(test_ranks_are_numbered_as_in_the_lectures),
+        cmocka_unit_test(test_grid_of_experts_has_the_dense_pipelines),
+        cmocka_unit_test(test_groups_over_several_hosts_are_found),
+        cmocka_unit_test(test_wrong_grids_are_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,15 +1,17 @@
-/* Pipelines: each schedule is whole, ends, and has the bubble and the memory that its paper says; and the check finds
-   what is wrong with lists. */
+/* Each schedule of a pipeline is complete, ends, and has the bubble and the memory of its paper. tutti_pipeline_check
+   finds mistakes in lists of actions. */
 #include "backend/groups/pipeline.h"
 #include "tests/support/random.h"
 #include "tests/support/unit.h"
 #include <math.h>
 
 enum { MOST_STAGES = 64, MOST_RANKS = 16 };
-#define SAYS(text) assert_non_null(strstr(tutti_get_last_error(), text))
+#define ASSERT_ERROR(text) assert_non_null(strstr(tutti_get_last_error(), text))
+/* `ones` are the times of actions. The others are results: the time of a step, the time that each rank works, and the
+   most microbatches that each holds. */
 static double ones[MOST_STAGES], makespan, busy[MOST_RANKS];
 static int held[MOST_RANKS];
-static tutti_pipeline *made(const char *schedule, int ranks, int chunks, int microbatches)
+static tutti_pipeline *pipeline_make_checked(const char *schedule, int ranks, int chunks, int microbatches)
 {
     tutti_pipeline *p;
     tutti_pipeline_cost cost = { ones, ones, ones, 0 };
@@ -29,53 +31,56 @@ static int most_held(int ranks)
 static double bubble(void) { return 1 - busy[0] / makespan; }
 static bool is_near(double a, double b) { return fabs(a - b) < 1e-12; }
 
-/* ---- what they promise ---- */
-static void test_bubbles_and_memory(void **state)
+/* ---- bubbles and memory ---- */
+static void test_schedules_have_the_bubbles_and_memory_of_their_papers(void **state)
 {
     (void)state;
     for (int p = 1; p <= MOST_RANKS; p++)
         for (int m = p; m <= 4 * p; m++) {
             double same = (double)(p - 1) / (m + p - 1);
-            tutti_pipeline_destroy(made("naive", p, 1, m));
+            tutti_pipeline_destroy(pipeline_make_checked("naive", p, 1, m));
             assert_true(is_near(bubble(), (double)(p - 1) / p) && most_held(p) == 1);
-            tutti_pipeline_destroy(made("gpipe", p, 1, m));
+            tutti_pipeline_destroy(pipeline_make_checked("gpipe", p, 1, m));
             assert_true(is_near(bubble(), same) && most_held(p) == m);
-            tutti_pipeline_destroy(made("1f1b", p, 1, m));
+            tutti_pipeline_destroy(pipeline_make_checked("1f1b", p, 1, m));
             assert_true(is_near(bubble(), same));
             for (int rank = 0; rank < p; rank++) assert_int_equal(held[rank], p - rank);
-            tutti_pipeline_destroy(made("zb-h1", p, 1, m));     /* (p - 1) (forward + input - weight) are left */
+            /* A bubble of (p - 1) (forward + input - weight) is left. */
+            tutti_pipeline_destroy(pipeline_make_checked("zb-h1", p, 1, m));
             assert_true(makespan <= 3 * m + p - 1 && most_held(p) <= p);
-            tutti_pipeline_destroy(made("zb-v", p, 2, m));      /* the last rank begins p - 1 later; hardly more */
+            /* The last rank begins p - 1 later, and little is added to that. */
+            tutti_pipeline_destroy(pipeline_make_checked("zb-v", p, 2, m));
             assert_true(makespan <= 6 * m + p - 1 + (m < 2 * p ? p : p / 4) && most_held(p) <= 2 * p);
             if (m < 2 * p) continue;
-            tutti_pipeline_destroy(made("dualpipe-v", p, 2, m));        /* the same, and one more is held, by all */
+            /* Only those p - 1 are added, and each rank holds one microbatch more. */
+            tutti_pipeline_destroy(pipeline_make_checked("dualpipe-v", p, 2, m));
             assert_true(makespan == 6 * m + p - 1);
             for (int rank = 0; rank < p; rank++) assert_int_equal(held[rank], 2 * p + 1);
         }
 }
-static void test_interleaved(void **state)
+static void test_interleaved_has_the_bubble_of_its_paper(void **state)
 {
     (void)state;
     for (int p = 1; p <= 8; p++)
         for (int v = 1; v <= 4; v++)
             for (int m = p; m <= 4 * p; m += p) {
-                tutti_pipeline *one = made("interleaved", p, v, m);
+                tutti_pipeline *one = pipeline_make_checked("interleaved", p, v, m);
                 assert_true(is_near(bubble(), (double)(p - 1) / (m * v + p - 1)));
                 for (int s = 0; s < p * v; s++) assert_int_equal(tutti_pipeline_rank(one, s), s % p);
                 tutti_pipeline_destroy(one);
             }
 }
-static void test_a_v(void **state)
+static void test_stages_of_a_v_go_up_the_ranks_and_down_again(void **state)
 {
     (void)state;
-    tutti_pipeline *p = made("zb-v", 3, 2, 6);
+    tutti_pipeline *p = pipeline_make_checked("zb-v", 3, 2, 6);
     static const int ranks[] = { 0, 1, 2, 2, 1, 0 };
     for (int s = 0; s < 6; s++) assert_int_equal(tutti_pipeline_rank(p, s), ranks[s]);
     assert_int_equal(tutti_pipeline_rank(p, 6), -1);
     tutti_pipeline_destroy(p);
 }
-/* Lists are in order whatever things take: they end, and no rank is busy for longer than all takes. */
-static void test_unequal_times(void **state)
+/* With any times of the actions, the lists end in their order, and no rank works for longer than the whole step. */
+static void test_lists_end_with_unequal_times(void **state)
 {
     (void)state;
     uint64_t seed = 7;
@@ -84,7 +89,7 @@ static void test_unequal_times(void **state)
         double of[3][MOST_STAGES], *ends;
         int n = turn % 7, ranks = 2 + (int)(random_next(&seed) % 5), chunks = n == 3 || n >= 5 ? 2 : 1, count, at = 0;
         tutti_pipeline_cost cost = { of[0], of[1], of[2], (double)(random_next(&seed) % 100) / 50 };
-        tutti_pipeline *p = made(all[n], ranks, chunks, ranks * 2);
+        tutti_pipeline *p = pipeline_make_checked(all[n], ranks, chunks, ranks * 2);
         for (int s = 0; s < MOST_STAGES; s++)
             for (int k = 0; k < 3; k++) of[k][s] = 0.1 + (double)(random_next(&seed) % 1000) / 500;
         ends = calloc((size_t)ranks * (size_t)(chunks * ranks * 2 * 3), sizeof *ends);
@@ -99,43 +104,47 @@ static void test_unequal_times(void **state)
     }
 }
 
-/* ---- a check that can fail ---- */
+/* ---- lists with mistakes ---- */
 static void swap(tutti_pipeline *p, int rank, int a, int b)
 {
     tutti_action kept = p->list[rank].action[a];
     p->list[rank].action[a] = p->list[rank].action[b];
     p->list[rank].action[b] = kept;
 }
-static void test_what_is_wrong_is_found(void **state)
+static void test_check_finds_mistakes_in_lists(void **state)
 {
     (void)state;
-    tutti_pipeline *p = made("1f1b", 2, 1, 4);
-    swap(p, 1, 0, 1);                                   /* a backward before its forward */
-    assert_int_equal(tutti_pipeline_check(p), TUTTI_INVALID_ARGUMENT);
-    SAYS("never completes its action");
+    tutti_pipeline *p = pipeline_make_checked("1f1b", 2, 1, 4);
+    /* A backward is before its forward. */
     swap(p, 1, 0, 1);
-    swap(p, 0, 0, 1);                                   /* the second microbatch is sent first */
     assert_int_equal(tutti_pipeline_check(p), TUTTI_INVALID_ARGUMENT);
-    SAYS("rank 0 sends rank 1 the forward of microbatch 1 where that of microbatch 0 is expected");
+    ASSERT_ERROR("never completes its action");
+    swap(p, 1, 0, 1);
+    /* The second microbatch is sent first. */
     swap(p, 0, 0, 1);
-    p->list[0].action[3].microbatch = 0;                /* once too often, or too little */
     assert_int_equal(tutti_pipeline_check(p), TUTTI_INVALID_ARGUMENT);
-    SAYS("belongs to another rank, or is a duplicate");
+    ASSERT_ERROR("rank 0 sends rank 1 the forward of microbatch 1 where that of microbatch 0 is expected");
+    swap(p, 0, 0, 1);
+    /* An action is there twice, and another one is missing. */
+    p->list[0].action[3].microbatch = 0;
+    assert_int_equal(tutti_pipeline_check(p), TUTTI_INVALID_ARGUMENT);
+    ASSERT_ERROR("belongs to another rank, or is a duplicate");
     tutti_pipeline_destroy(p);
-    p = made("gpipe", 2, 1, 2);
+    p = pipeline_make_checked("gpipe", 2, 1, 2);
     p->list[1].count--;
     assert_int_equal(tutti_pipeline_check(p), TUTTI_INVALID_ARGUMENT);
-    SAYS("microbatch 1 is missing on stage 1");
+    ASSERT_ERROR("microbatch 1 is missing on stage 1");
     tutti_pipeline_destroy(p);
-    p = made("zb-h1", 2, 1, 4);
+    p = pipeline_make_checked("zb-h1", 2, 1, 4);
     int at = 0;
     while (p->list[0].action[at].work != TUTTI_BACKWARD_WEIGHT) at++;
-    swap(p, 0, at, 0);                                  /* weights before all */
+    /* A gradient of weights is the first action. */
+    swap(p, 0, at, 0);
     assert_int_equal(tutti_pipeline_check(p), TUTTI_INVALID_ARGUMENT);
-    SAYS("rank 0 never completes its action 0, the backward of weights of microbatch 0 on stage 0");
+    ASSERT_ERROR("rank 0 never completes its action 0, the backward of weights of microbatch 0 on stage 0");
     tutti_pipeline_destroy(p);
 }
-static void test_what_is_refused(void **state)
+static void test_wrong_schedules_are_refused(void **state)
 {
     (void)state;
     static const struct {
@@ -159,15 +168,16 @@ static void test_what_is_refused(void **state)
         tutti_status status =
             tutti_pipeline_make(&p, wrong[i].schedule, wrong[i].ranks, wrong[i].chunks, wrong[i].microbatches);
         assert_true(status == TUTTI_INVALID_ARGUMENT && !p);
-        SAYS(wrong[i].text);
+        ASSERT_ERROR(wrong[i].text);
     }
     assert_int_equal(tutti_pipeline_make(&p, NULL, 2, 1, 4), TUTTI_INVALID_ARGUMENT);
-    SAYS("is NULL");
-    p = made("gpipe", 4, 1, 2);                         /* fewer microbatches than ranks */
+    ASSERT_ERROR("is NULL");
+    /* gpipe accepts fewer microbatches than ranks. */
+    p = pipeline_make_checked("gpipe", 4, 1, 2);
     ones[3] = -1;
     tutti_pipeline_cost cost = { ones, ones, ones, 0 };
     assert_int_equal(tutti_pipeline_time(p, &cost, NULL, &makespan, busy, held), TUTTI_INVALID_ARGUMENT);
-    SAYS("a time is negative");
+    ASSERT_ERROR("a time is negative");
     assert_null(tutti_pipeline_actions(p, 4, &count));
     tutti_pipeline_destroy(p);
     assert_int_equal(tutti_pipeline_destroy(NULL), TUTTI_OK);
@@ -177,12 +187,12 @@ unit_function test_pipeline;
 int test_pipeline(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_bubbles_and_memory),
-        cmocka_unit_test(test_interleaved),
-        cmocka_unit_test(test_a_v),
-        cmocka_unit_test(test_unequal_times),
-        cmocka_unit_test(test_what_is_wrong_is_found),
-        cmocka_unit_test(test_what_is_refused),
+        cmocka_unit_test(test_schedules_have_the_bubbles_and_memory_of_their_papers),
+        cmocka_unit_test(test_interleaved_has_the_bubble_of_its_paper),
+        cmocka_unit_test(test_stages_of_a_v_go_up_the_ranks_and_down_again),
+        cmocka_unit_test(test_lists_end_with_unequal_times),
+        cmocka_unit_test(test_check_finds_mistakes_in_lists),
+        cmocka_unit_test(test_wrong_schedules_are_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

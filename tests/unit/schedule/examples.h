@@ -1,4 +1,4 @@
-/* The textbook algorithms that the tests of the builder look into. */
+/* Textbook algorithms whose plans the tests examine. */
 #pragma once
 #include "tests/unit/schedule/plans.h"
 

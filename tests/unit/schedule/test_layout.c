@@ -1,5 +1,5 @@
-/* Places and masks: any list of hosts makes a layout in which rank, host and index lead to each other; members of a
- * plan beyond the 64th have bits of their own. */
+/* Any list of hosts makes a layout, which gives the place of a rank and the rank of a place. A mask has a bit for each
+   member of a plan, also beyond the 64th. */
 #include "backend/base/status.h"
 #include "tests/support/unit.h"
 #include "tests/unit/schedule/examples.h"
@@ -26,7 +26,7 @@ static void expect_places(const int *host_of_rank, int ranks, const struct place
     assert_int_equal(counted, ranks);
     assert_int_equal(l->largest, largest);
 }
-static void blocks_round_robin_and_every_second_rank(void **state)
+static void test_layout_gives_places_and_ranks(void **state)
 {
     (void)state;
     expect_places((int[]){ 0, 0, 0, 1, 1 }, 5, (struct place[]){ { 0, 0 }, { 0, 1 }, { 0, 2 }, { 1, 0 }, { 1, 1 } });
@@ -35,13 +35,13 @@ static void blocks_round_robin_and_every_second_rank(void **state)
         (struct place[]){ { 0, 0 }, { 0, 1 }, { 1, 0 }, { 1, 1 }, { 0, 2 }, { 0, 3 } });
     expect_places(NULL, 3, (struct place[]){ { 0, 0 }, { 0, 1 }, { 0, 2 } });
 }
-static void hosts_are_numbered_by_their_first_ranks(void **state)
+static void test_hosts_are_numbered_by_their_first_ranks(void **state)
 {
     (void)state;
     expect_places((int[]){ 3, 1, 3, 0 }, 4, (struct place[]){ { 0, 0 }, { 1, 0 }, { 0, 1 }, { 2, 0 } });
     assert_int_equal(hosts.layout->hosts, 3);
 }
-static void a_host_beyond_the_ranks_is_refused(void **state)
+static void test_layout_refuses_impossible_hosts(void **state)
 {
     struct layout *l = NULL;
     (void)state;
@@ -54,7 +54,7 @@ static void a_host_beyond_the_ranks_is_refused(void **state)
     assert_int_equal(layout_create(NULL, 2, &l), TUTTI_NO_MEMORY);
     memory_fail_after(0);
 }
-static void masks_of_many_members(void **state)
+static void test_masks_have_more_than_64_members(void **state)
 {
     enum { MEMBERS = 130 };
     uint64_t some[3] = { 0 }, copy[3] = { 0 };
@@ -71,11 +71,12 @@ static void masks_of_many_members(void **state)
     assert_true(mask_equal(NULL, copy, MEMBERS));
     mask_copy(copy, mask_all, MEMBERS);
     assert_true(mask_equal(mask_all, copy, MEMBERS) && copy[2] == 3);
-    copy[2] = UINT64_MAX;                                   /* what lies beyond the last member does not count */
+    /* Bits beyond the last member do not count. */
+    copy[2] = UINT64_MAX;
     assert_true(mask_is_full(copy, MEMBERS));
 }
-/* Of 70 ranks the last is private, the sixth, whose bit it would share, is not. */
-static void a_private_rank_stages_alone(void **state)
+/* Rank 69 of 70 is private. With a mask of one word it would share the bit of rank 5, which is not private. */
+static void test_private_rank_beyond_64_is_staged_alone(void **state)
 {
     enum { RANKS = 70 };
     uint64_t shared[2] = { UINT64_MAX, (1 << (RANKS - 1 - 64)) - 1 };
@@ -92,11 +93,11 @@ unit_function test_layout;
 int test_layout(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(blocks_round_robin_and_every_second_rank),
-        cmocka_unit_test(hosts_are_numbered_by_their_first_ranks),
-        cmocka_unit_test(a_host_beyond_the_ranks_is_refused),
-        cmocka_unit_test(masks_of_many_members),
-        cmocka_unit_test(a_private_rank_stages_alone),
+        cmocka_unit_test(test_layout_gives_places_and_ranks),
+        cmocka_unit_test(test_hosts_are_numbered_by_their_first_ranks),
+        cmocka_unit_test(test_layout_refuses_impossible_hosts),
+        cmocka_unit_test(test_masks_have_more_than_64_members),
+        cmocka_unit_test(test_private_rank_beyond_64_is_staged_alone),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

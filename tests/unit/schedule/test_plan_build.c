@@ -1,4 +1,4 @@
-/* What the builder makes of an algorithm: steps that are fused, staged, finished, awaited, published, moved. */
+/* The builder fuses, stages, finishes, awaits, publishes and moves the steps of an algorithm. */
 #include "tests/support/unit.h"
 #include "tests/unit/schedule/examples.h"
 
@@ -19,7 +19,7 @@ static const struct step *step_at(const struct plan *p, int rank, int step)
     return &p->ranks[rank].steps[step];
 }
 
-static void a_sum_and_its_copies_are_one_step(void **state)
+static void test_sum_and_its_copies_are_one_step(void **state)
 {
     struct plan p = built(&two_shot, together(&hosts, 3), 0, UINT64_MAX);
     (void)state;
@@ -29,7 +29,7 @@ static void a_sum_and_its_copies_are_one_step(void **state)
     assert_int_equal(step_at(&p, 1, 1)->kind, LEAVE);
     plan_finish(&p);
 }
-static void private_inputs_are_staged_before_anyone_comes(void **state)
+static void test_private_inputs_are_staged_in_the_prelude(void **state)
 {
     struct plan p = built(&one_shot, together(&hosts, 3), 0, 0);
     (void)state;
@@ -44,7 +44,7 @@ static void private_inputs_are_staged_before_anyone_comes(void **state)
     }
     plan_finish(&p);
 }
-static void shared_tensors_are_read_where_they_lie(void **state)
+static void test_shared_tensors_are_not_staged(void **state)
 {
     struct plan p = built(&one_shot, together(&hosts, 3), 0, UINT64_MAX);
     (void)state;
@@ -53,8 +53,8 @@ static void shared_tensors_are_read_where_they_lie(void **state)
     for (int f = 0; f < 3; f++) assert_int_equal(step_from(&p.ranks[0], step_at(&p, 0, 0))[f].buffer, INPUT);
     plan_finish(&p);
 }
-/* A write into a private peer becomes a read by the peer, and is not finished twice. */
-static void private_outputs_are_pulled(void **state)
+/* A write into a peer's private tensor becomes a copy by that peer. */
+static void test_private_outputs_are_written_by_their_owners(void **state)
 {
     struct plan p = built(&two_shot, together(&hosts, 3), 0, 0);
     (void)state;
@@ -70,7 +70,7 @@ static int finishing_steps(const struct plan *p, int rank)
     for (int j = 0; j < p->ranks[rank].step_count; j++) count += step_at(p, rank, j)->finish;
     return count;
 }
-static void sums_are_finished_where_they_are_completed(void **state)
+static void test_sums_are_finished_once(void **state)
 {
     struct plan p = built(&ring, apart(&hosts, 4), 0, 0);
     (void)state;
@@ -83,8 +83,8 @@ static void sums_are_finished_where_they_are_completed(void **state)
     for (int r = 0; r < 4; r++) assert_int_equal(finishing_steps(&p, r), 0);
     plan_finish(&p);
 }
-/* With stage_inputs only raw steps read INPUT, and only they are raw. */
-static void inputs_are_multiplied_on_their_way_into_slots(void **state)
+/* With stage_inputs a step reads INPUT if and only if it premultiplies. */
+static void test_inputs_are_premultiplied_when_they_are_staged(void **state)
 {
     const struct algorithm *algorithms[] = { &one_shot, &two_shot, &ring };
     (void)state;
@@ -101,7 +101,7 @@ static void inputs_are_multiplied_on_their_way_into_slots(void **state)
         plan_finish(&p);
     }
 }
-static void exactly_the_awaited_steps_are_published(void **state)
+static void test_exactly_the_awaited_steps_are_published(void **state)
 {
     struct plan p = built(&two_shot, together(&hosts, 4), UINT64_MAX, 0);
     bool awaited[4][32] = { { false } };
@@ -116,7 +116,7 @@ static void exactly_the_awaited_steps_are_published(void **state)
         }
     plan_finish(&p);
 }
-/* Rank 0 of the second host receives what its neighbour reads: somebody has to await the message. */
+/* Rank 1 receives data that rank 2, on the same host, reads. So rank 1 must await the message and publish a step. */
 static void record_relay(struct schedule *s)
 {
     if (s->rank == 0) step_copy(s, span_of_chunk(0, OUTPUT, 0), span_of_chunk(0, INPUT, 0));
@@ -124,7 +124,7 @@ static void record_relay(struct schedule *s)
     if (s->rank == 1) step_recv(s, span_of_chunk(1, OUTPUT, 0), 0);
     if (s->rank == 2) step_copy(s, span_of_chunk(2, OUTPUT, 0), span_of_chunk(1, OUTPUT, 0));
 }
-static void a_message_for_a_peer_is_awaited(void **state)
+static void test_message_that_a_peer_reads_is_awaited(void **state)
 {
     static const int sizes[] = { 1, 2 };
     const struct algorithm relay = { .name = "relay", .collective = BROADCAST, .record = record_relay };
@@ -138,8 +138,8 @@ static void a_message_for_a_peer_is_awaited(void **state)
     if (!plan_check(&p, 3, 2, 0, why, sizeof why)) fail_msg("%s", why);
     plan_finish(&p);
 }
-/* The third receive lands where the first did, so it stays behind the sum that reads the first. */
-static void receives_are_posted_early(void **state)
+/* The third receive has the chunk of the first one, so it stays behind the sum that reads that chunk. */
+static void test_receives_are_posted_early(void **state)
 {
     struct plan p = plan_of(&ring, apart(&hosts, 4), 0);
     (void)state;
@@ -153,7 +153,7 @@ static void receives_are_posted_early(void **state)
     assert_int_equal(step_at(&p, 0, 4)->kind, RECV);
     plan_finish(&p);
 }
-static void messages_bound_what_is_urgent(void **state)
+static void test_plan_knows_its_first_and_last_message(void **state)
 {
     struct plan p = built(&ring, apart(&hosts, 3), 0, 0);
     (void)state;
@@ -165,7 +165,7 @@ static void messages_bound_what_is_urgent(void **state)
     assert_int_equal(p.ranks[0].last_message, -1);
     plan_finish(&p);
 }
-static void messages_are_numbered_by_peer(void **state)
+static void test_messages_are_numbered_for_each_peer(void **state)
 {
     struct plan p = built(&ring, apart(&hosts, 2), 0, 0);
     int sends = 0, receives = 0;
@@ -179,8 +179,8 @@ static void messages_are_numbered_by_peer(void **state)
     assert_int_equal(receives, 2);
     plan_finish(&p);
 }
-/* In place and shared, everyone overwrites what the others still have to read: no order of the steps is right. */
-static void a_cycle_is_found_and_cured(void **state)
+/* If all ranks are in place and shared, each overwrites what the others must still read: no order of steps is right. */
+static void test_cycle_is_found_and_cured_by_staging(void **state)
 {
     struct plan p = plan_of(&one_shot, together(&hosts, 3), 0);
     char why[200];
@@ -203,7 +203,7 @@ static void record_swap(struct schedule *s)
     step_send(s, span_of_chunk(s->rank, INPUT, peer), peer);
     step_recv(s, span_of_chunk(s->rank, OUTPUT, peer), peer);
 }
-static void sent_chunks_are_staged_first(void **state)
+static void test_cycle_over_messages_is_cured_by_staging_sends(void **state)
 {
     const struct algorithm swap = { .name = "swap", .collective = ALL_TO_ALL, .record = record_swap };
     struct plan p = plan_of(&swap, apart(&hosts, 2), 0);
@@ -216,7 +216,7 @@ static void sent_chunks_are_staged_first(void **state)
     if (!plan_check(&p, 3, 3, 0, why, sizeof why)) fail_msg("%s", why);
     plan_finish(&p);
 }
-/* What a peer writes into a private tensor is there when its owner sends it on. */
+/* Rank 0 writes into the tensor of rank 1, which sends it on, also if the tensor is private. */
 static void record_handed_over(struct schedule *s)
 {
     if (s->rank == 0) step_copy(s, span_of_chunk(1, OUTPUT, 0), span_of_chunk(0, INPUT, 0));
@@ -224,7 +224,7 @@ static void record_handed_over(struct schedule *s)
     if (s->rank == 1) step_send(s, span_of_chunk(1, OUTPUT, 0), 2);
     if (s->rank == 2) step_recv(s, span_of_chunk(2, OUTPUT, 0), 1);
 }
-static void pulled_in_time(void **state)
+static void test_data_that_a_peer_writes_is_sent_on(void **state)
 {
     static const int sizes[] = { 2, 1 };
     const struct algorithm handed_over = {
@@ -242,20 +242,20 @@ unit_function test_plan_build;
 int test_plan_build(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_sum_and_its_copies_are_one_step),
-        cmocka_unit_test(private_inputs_are_staged_before_anyone_comes),
-        cmocka_unit_test(shared_tensors_are_read_where_they_lie),
-        cmocka_unit_test(private_outputs_are_pulled),
-        cmocka_unit_test(sums_are_finished_where_they_are_completed),
-        cmocka_unit_test(inputs_are_multiplied_on_their_way_into_slots),
-        cmocka_unit_test(exactly_the_awaited_steps_are_published),
-        cmocka_unit_test(a_message_for_a_peer_is_awaited),
-        cmocka_unit_test(receives_are_posted_early),
-        cmocka_unit_test(messages_bound_what_is_urgent),
-        cmocka_unit_test(messages_are_numbered_by_peer),
-        cmocka_unit_test(a_cycle_is_found_and_cured),
-        cmocka_unit_test(sent_chunks_are_staged_first),
-        cmocka_unit_test(pulled_in_time),
+        cmocka_unit_test(test_sum_and_its_copies_are_one_step),
+        cmocka_unit_test(test_private_inputs_are_staged_in_the_prelude),
+        cmocka_unit_test(test_shared_tensors_are_not_staged),
+        cmocka_unit_test(test_private_outputs_are_written_by_their_owners),
+        cmocka_unit_test(test_sums_are_finished_once),
+        cmocka_unit_test(test_inputs_are_premultiplied_when_they_are_staged),
+        cmocka_unit_test(test_exactly_the_awaited_steps_are_published),
+        cmocka_unit_test(test_message_that_a_peer_reads_is_awaited),
+        cmocka_unit_test(test_receives_are_posted_early),
+        cmocka_unit_test(test_plan_knows_its_first_and_last_message),
+        cmocka_unit_test(test_messages_are_numbered_for_each_peer),
+        cmocka_unit_test(test_cycle_is_found_and_cured_by_staging),
+        cmocka_unit_test(test_cycle_over_messages_is_cured_by_staging_sends),
+        cmocka_unit_test(test_data_that_a_peer_writes_is_sent_on),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

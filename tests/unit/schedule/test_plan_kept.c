@@ -1,6 +1,6 @@
-/* What a rank keeps of a plan to run it: its own schedule, the same to the step as in the plan of all members, and the
- * few facts about the others that running it takes. And how much that may be: it grows with the ranks, not with their
- * square, but for the few that have a step for each pair of ranks. */
+/* A rank builds only its own schedule of a plan, equal to that in the plan of all members, and few facts about the
+   other ranks. The bytes of such a plan grow with the number of ranks, not with its square, except for the algorithms
+   that have a span for each pair of ranks. */
 #include "backend/collectives/collectives.h"
 #include "tests/support/unit.h"
 #include "tests/unit/check/local.h"
@@ -50,7 +50,7 @@ static void compare_all(const struct layout *l, int host, bool hierarchical)
             plan_finish(&p);
         }
 }
-static void a_rank_keeps_what_it_runs(void **state)
+static void test_rank_builds_its_part_of_the_plan_of_all(void **state)
 {
     static const int sizes[] = { 2, 3, 1 };
     (void)state;
@@ -58,15 +58,15 @@ static void a_rank_keeps_what_it_runs(void **state)
     for (int host = 0; host < 3; host++) compare_all(hosts_of(&hosts, sizes, 3), host, true);
 }
 
-/* ---- how much ---- */
+/* ---- bytes ---- */
 enum { BYTES = 1024, BYTES_PER_RANK = 160, BYTES_PER_PAIR = 104 };
-/* The root, or the owner of a slice, takes a part of each rank from each. */
+/* True if the root's schedule has a span for each pair of ranks. */
 static bool is_by_pairs(const struct algorithm *a)
 {
     return (a->collective == GATHER && !strcmp(a->name, "read_write"))
         || (a->collective == REDUCE && !strcmp(a->name, "two_shot"));
 }
-static void what_is_kept_grows_with_the_ranks(void **state)
+static void test_bytes_grow_in_proportion_to_the_ranks(void **state)
 {
     (void)state;
     for (int size = 8; size <= 128; size *= 2)
@@ -86,7 +86,7 @@ static void what_is_kept_grows_with_the_ranks(void **state)
             plan_finish(&other);
         }
 }
-static void among_4096_hosts_it_is_in_bounds(void **state)
+static void test_bytes_are_bounded_for_4096_hosts(void **state)
 {
     enum { HOSTS = 4096, PER_HOST = 8 };
     struct layout *l = NULL;
@@ -117,9 +117,9 @@ unit_function test_plan_kept;
 int test_plan_kept(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_rank_keeps_what_it_runs),
-        cmocka_unit_test(what_is_kept_grows_with_the_ranks),
-        cmocka_unit_test(among_4096_hosts_it_is_in_bounds),
+        cmocka_unit_test(test_rank_builds_its_part_of_the_plan_of_all),
+        cmocka_unit_test(test_bytes_grow_in_proportion_to_the_ranks),
+        cmocka_unit_test(test_bytes_are_bounded_for_4096_hosts),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

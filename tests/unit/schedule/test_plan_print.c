@@ -1,4 +1,4 @@
-/* Plans as text: a whole one, the words for every kind of step, and buffers that are too small. */
+/* Plans as text: a whole plan, the text of every kind of step, and buffers that are too small. */
 #include "tests/support/unit.h"
 #include "tests/unit/check/hierarchies.h"
 #include "tests/unit/schedule/examples.h"
@@ -13,11 +13,11 @@ static void print(struct plan *p)
     assert_int_equal(length, strlen(text));
     plan_finish(p);
 }
-static void has(const char *line)
+static void expect_line(const char *line)
 {
     if (!strstr(text, line)) fail_msg("\"%s\" is not in\n%s", line, text);
 }
-static void a_plan_line_by_line(void **state)
+static void test_plan_is_printed_line_by_line(void **state)
 {
     struct plan p = plan_of(&one_shot, together(&hosts, 2), 0);
     (void)state;
@@ -30,29 +30,29 @@ static void a_plan_line_by_line(void **state)
         "  1:0   slot[0] = in[0]                                 slot free after 0:1; prelude; published\n"
         "  1:1   out[0] = r0.slot[0] + in[0]                     after 0:0; finish; published\n");
 }
-static void messages(void **state)
+static void test_messages_and_waits_are_printed(void **state)
 {
     static const int sizes[] = { 2, 2 };
     struct plan p = plan_of(&hierarchies[3], hosts_of(&hosts, sizes, 2), 0);
     (void)state;
     p.shared = mask_all;
     print(&p);
-    has("send in[2], r1.in[2] -> 2\n");
-    has("recv out[2], out[3] <- 2");
-    has("await  ");
-    has("leave  ");
-    has("after message 0");
-    has("every tile after 1:");
+    expect_line("send in[2], r1.in[2] -> 2\n");
+    expect_line("recv out[2], out[3] <- 2");
+    expect_line("await  ");
+    expect_line("leave  ");
+    expect_line("after message 0");
+    expect_line("every tile after 1:");
 }
-static void inputs_that_are_multiplied(void **state)
+static void test_premultiplied_inputs_are_printed_as_raw(void **state)
 {
     struct plan p = plan_of(&ring, apart(&hosts, 3), 0);
     (void)state;
     p.stage_inputs = true;
     print(&p);
-    has("prelude; raw");
+    expect_line("prelude; raw");
 }
-static void small_buffers_hold_the_beginning(void **state)
+static void test_small_buffer_gets_the_beginning(void **state)
 {
     struct plan p = plan_of(&ring, apart(&hosts, 3), 0);
     char small[16], whole[8192];
@@ -73,10 +73,10 @@ unit_function test_plan_print;
 int test_plan_print(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_plan_line_by_line),
-        cmocka_unit_test(messages),
-        cmocka_unit_test(inputs_that_are_multiplied),
-        cmocka_unit_test(small_buffers_hold_the_beginning),
+        cmocka_unit_test(test_plan_is_printed_line_by_line),
+        cmocka_unit_test(test_messages_and_waits_are_printed),
+        cmocka_unit_test(test_premultiplied_inputs_are_printed_as_raw),
+        cmocka_unit_test(test_small_buffer_gets_the_beginning),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,8 +1,9 @@
-/* Allreduces made at random: partial sums meet in any order at any rank, by reading a peer, by a message, by a message
- * that a peer sends from its neighbour's memory; the result is passed on by reading, writing or messages. Whatever the
- * layout and the placement, the builder must find the waits, and the checker prove them; or the builder must say that
- * there is a cycle, as when a rank hands on what it receives only after waiting for another message, which may itself
- * depend on that. A seed that fails is printed; `unit_schedule test_plan_random SEED` runs it alone. */
+/* Random all-reduces: partial sums are added in any order on any rank, which reads the other sum in a peer's memory or
+   receives it by a message, also from a rank that sends it out of a peer's memory. The result is passed on by reads,
+   writes or messages. For every layout and placement of tensors the builder must find the waits, which the checker
+   proves, or report a cycle. A cycle arises if a rank sends on what it has received only after it has waited for
+   another message that depends on that. A seed that fails is printed; `unit_schedule test_plan_random SEED` runs it
+   alone. */
 #include "tests/support/unit.h"
 #include "tests/unit/check/mutants.h"
 
@@ -14,7 +15,7 @@ enum { PLANS = 3000, MUTATED = 200, MOST_RANKS = 8 };
 static uint64_t seed, first_seed = 1;
 static int plan_total = PLANS;
 
-/* All ranks draw the same events and record those that are theirs. */
+/* All ranks draw the same random events, and each records its own. `scratch`: the chunks of SCRATCH used so far. */
 struct events {
     struct schedule *s;
     uint64_t random;
@@ -26,7 +27,7 @@ static bool neighbours(const struct events *e, int a, int b)
 {
     return layout_host(e->s->layout, a) == layout_host(e->s->layout, b);
 }
-/* A rank of the host of `rank`: mostly itself. */
+/* Returns a rank of the host of `rank`, mostly `rank` itself. */
 static int near(struct events *e, int rank)
 {
     int host = layout_host(e->s->layout, rank);
@@ -37,14 +38,16 @@ static void message(struct events *e, int sender, struct span from, struct span 
     if (e->s->rank == sender) step_send(e->s, from, into.rank);
     if (e->s->rank == into.rank) step_recv(e->s, into, sender);
 }
+/* Returns where `rank` can read the data of `from`: in place, or where it receives them. */
 static struct span bring(struct events *e, struct span from, int rank)
 {
     int sender = near(e, from.rank);
     if (from.rank == rank || sender == rank || (neighbours(e, from.rank, rank) && pick(e, 2))) return from;
-    struct span landing = scratch(e, rank);
-    message(e, sender, from, landing);
-    return landing;
+    struct span received = scratch(e, rank);
+    message(e, sender, from, received);
+    return received;
 }
+/* Adds b to a on the rank of a, and returns the sum. `last`: the sum is complete. */
 static struct span merge(struct events *e, struct span a, struct span b, int piece, bool last)
 {
     int rank = a.rank;
@@ -65,6 +68,7 @@ static void pass_on(struct events *e, struct span from, struct span to)
         if (e->s->rank == from.rank) step_copy(e->s, to, from);
     } else message(e, sender, from, to);
 }
+/* Passes the complete sum on to all ranks. */
 static void spread(struct events *e, struct span total, int piece)
 {
     int holders[MOST_RANKS] = { total.rank }, have = 1, size = e->s->size;
@@ -113,7 +117,7 @@ static struct plan random_plan(struct hosts *hosts, uint64_t *random)
     p.stage_inputs = (choice & 24) == 24;
     return p;
 }
-static void random_allreduces_are_proved(void **state)
+static void test_random_allreduces_are_proved_or_have_a_cycle(void **state)
 {
     static struct hosts hosts;
     int cured = 0, refused = 0;
@@ -136,8 +140,9 @@ static void random_allreduces_are_proved(void **state)
     print_message("%d plans proved, %d of them cured by staging; %d refused\n", plan_total - refused, cured, refused);
     assert_true(refused <= plan_total / 5 + 1);
 }
-/* A rank's wait for its own message may teach what others know anyway; that is not searched for. */
-static void mutants_of_random_allreduces_are_rejected(void **state)
+/* Other waits may imply a rank's wait for its own message. The search does not find that, so such mutants are left
+   out. */
+static void test_checker_rejects_mutants_of_random_allreduces(void **state)
 {
     static struct hosts hosts;
     (void)state;
@@ -156,8 +161,8 @@ int test_plan_random(void)
     int argc = unit_arguments.count;
     char **argv = unit_arguments.words;
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(random_allreduces_are_proved),
-        cmocka_unit_test(mutants_of_random_allreduces_are_rejected),
+        cmocka_unit_test(test_random_allreduces_are_proved_or_have_a_cycle),
+        cmocka_unit_test(test_checker_rejects_mutants_of_random_allreduces),
     };
     if (argc > 1) {
         first_seed = strtoull(argv[1], NULL, 10);

@@ -1,4 +1,4 @@
-/* One rank of a large group builds its own schedule, without the others. How long that takes is printed, not judged. */
+/* One rank of a large group builds its own schedule without the others. The time is printed, not judged. */
 #include "backend/base/clock.h"
 #include "backend/collectives/collectives.h"
 #include "tests/support/unit.h"
@@ -31,7 +31,7 @@ static void build_one(const struct algorithm *a, const struct layout *l, int siz
         a->name, size, p.ranks[0].step_count, p.ranks[0].span_count, p.ranks[0].wait_count, (double)spent * 1e-6);
     plan_finish(&p);
 }
-static void every_algorithm_at_4096_ranks(void **state)
+static void test_algorithms_are_built_for_4096_ranks(void **state)
 {
     struct layout *l = layout_apart(LARGE);
     (void)state;
@@ -39,7 +39,7 @@ static void every_algorithm_at_4096_ranks(void **state)
         if (!a->host_memory) build_one(a, l, LARGE);
     layout_destroy(l);
 }
-static void short_messages_at_65536_ranks(void **state)
+static void test_algorithms_of_few_rounds_are_built_for_65536_ranks(void **state)
 {
     struct layout *l = layout_apart(LARGEST);
     (void)state;
@@ -53,8 +53,8 @@ unit_function test_plan_scale;
 int test_plan_scale(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(every_algorithm_at_4096_ranks),
-        cmocka_unit_test(short_messages_at_65536_ranks),
+        cmocka_unit_test(test_algorithms_are_built_for_4096_ranks),
+        cmocka_unit_test(test_algorithms_of_few_rounds_are_built_for_65536_ranks),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

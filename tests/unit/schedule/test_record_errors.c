@@ -1,10 +1,10 @@
-/* What an algorithm may get wrong, and how the builder says it: one text each, naming the rank. */
+/* The builder reports each mistake of an algorithm with a text of its own, which names the rank if one rank made it. */
 #include "tests/support/unit.h"
 #include "tests/unit/schedule/plans.h"
 
 static record_function *recorded;
 static void record(struct schedule *s) { recorded(s); }
-/* Four ranks on two hosts, rank 1 is the root. */
+/* Expects that the builder refuses the algorithm for four ranks on two hosts; rank 1 is the root. */
 static void expect(enum collective collective, record_function *function, const char *error)
 {
     static const int sizes[] = { 2, 2 };
@@ -24,7 +24,7 @@ static int peer(const struct schedule *s) { return s->rank ^ 1; }
 static int far(const struct schedule *s) { return s->rank ^ 2; }
 
 static void record_far(struct schedule *s) { step_copy(s, out(s), span_of_chunk(far(s), INPUT, 0)); }
-static void other_host(void **state)
+static void test_access_to_another_host_is_an_error(void **state)
 {
     (void)state;
     expect(ALLREDUCE, record_far, "rank 0: touches the memory of another host");
@@ -32,7 +32,7 @@ static void other_host(void **state)
 static void record_beyond(struct schedule *s) { step_copy(s, out(s), span_of_chunk(s->rank, INPUT, 1)); }
 static void record_below(struct schedule *s) { step_copy(s, out(s), span_of_chunk(s->rank, SCRATCH, -1)); }
 static void record_empty(struct schedule *s) { step_copy(s, out(s), (struct span){ s->rank, INPUT, 0, 0 }); }
-static void out_of_range(void **state)
+static void test_span_out_of_range_is_an_error(void **state)
 {
     (void)state;
     expect(ALLREDUCE, record_beyond, "rank 0: span out of range");
@@ -44,7 +44,7 @@ static void record_lengths(struct schedule *s)
     schedule_cut(s, 2);
     step_copy(s, out(s), span_of_chunk(s->rank, INPUT, 0));
 }
-static void lengths_differ(void **state)
+static void test_spans_of_different_lengths_are_an_error(void **state)
 {
     (void)state;
     expect(ALLREDUCE, record_lengths, "rank 0: spans differ in length");
@@ -54,7 +54,7 @@ static void record_overlap(struct schedule *s)
     schedule_cut(s, 3);
     step_copy(s, (struct span){ s->rank, OUTPUT, 0, 2 }, (struct span){ s->rank, OUTPUT, 1, 2 });
 }
-static void onto_a_part_of_itself(void **state)
+static void test_overlapping_copy_is_an_error(void **state)
 {
     (void)state;
     expect(ALLREDUCE, record_overlap, "rank 0: moves a span onto a part of itself");
@@ -64,39 +64,39 @@ static void record_itself(struct schedule *s)
     step_copy(s, out(s), in(s));
     step_reduce(s, out(s), out(s));
 }
-static void into_itself(void **state)
+static void test_sum_into_itself_is_an_error(void **state)
 {
     (void)state;
     expect(ALLREDUCE, record_itself, "rank 0: reduces a span into itself");
 }
 static void record_input(struct schedule *s) { step_copy(s, in(s), span_of_chunk(peer(s), INPUT, 0)); }
 static void record_input_recv(struct schedule *s) { step_recv(s, in(s), peer(s)); }
-static void input_is_the_callers(void **state)
+static void test_write_into_an_input_is_an_error(void **state)
 {
     (void)state;
     expect(ALLREDUCE, record_input, "rank 0: writes an input chunk");
     expect(ALLREDUCE, record_input_recv, "rank 0: writes an input chunk");
 }
 static void record_self(struct schedule *s) { step_send(s, in(s), s->rank); }
-static void record_nobody(struct schedule *s) { step_recv(s, out(s), s->size); }
-static void message_to_nobody(void **state)
+static void record_no_peer(struct schedule *s) { step_recv(s, out(s), s->size); }
+static void test_message_without_a_receiver_is_an_error(void **state)
 {
     (void)state;
     expect(ALLREDUCE, record_self, "rank 0: message without a receiver");
-    expect(ALLREDUCE, record_nobody, "rank 0: message without a receiver");
+    expect(ALLREDUCE, record_no_peer, "rank 0: message without a receiver");
 }
-static void record_landing(struct schedule *s) { step_recv(s, span_of_chunk(peer(s), OUTPUT, 0), peer(s)); }
-static void landing_at_a_peer(void **state)
+static void record_recv_at_peer(struct schedule *s) { step_recv(s, span_of_chunk(peer(s), OUTPUT, 0), peer(s)); }
+static void test_receive_into_a_peer_is_an_error(void **state)
 {
     (void)state;
-    expect(ALLREDUCE, record_landing, "rank 0: receives into a peer's memory");
+    expect(ALLREDUCE, record_recv_at_peer, "rank 0: receives into a peer's memory");
 }
 static void record_also(struct schedule *s)
 {
     step_copy(s, out(s), in(s));
     step_add_span(s, in(s));
 }
-static void nothing_to_continue(void **state)
+static void test_span_without_a_message_is_an_error(void **state)
 {
     (void)state;
     expect(ALLREDUCE, record_also, "rank 0: continues a message that was not begun");
@@ -108,7 +108,7 @@ static void record_late_cut(struct schedule *s)
 }
 static void record_no_pieces(struct schedule *s) { schedule_cut(s, 0); }
 static void record_uneven_cut(struct schedule *s) { schedule_cut(s, 1 + s->rank / 2); }
-static void cuts(void **state)
+static void test_wrong_cut_is_an_error(void **state)
 {
     (void)state;
     expect(ALLREDUCE, record_late_cut, "rank 0: divides the message after the first step");
@@ -124,7 +124,7 @@ static void record_peer_input(struct schedule *s)
 {
     if (s->rank == 1) step_copy(s, out(s), span_of_chunk(0, INPUT, 0));
 }
-static void absent_buffers(void **state)
+static void test_absent_buffer_is_an_error(void **state)
 {
     (void)state;
     expect(REDUCE, record_root_output, "rank 2: rank 2 has no such buffer");
@@ -136,13 +136,13 @@ static void record_two_writers(struct schedule *s)
 {
     step_copy(s, span_of_chunk(layout_rank(s->layout, s->place.host, 0), OUTPUT, 0), in(s));
 }
-static void two_writers(void **state)
+static void test_two_writers_of_a_chunk_are_an_error(void **state)
 {
     (void)state;
     expect(ALLREDUCE, record_two_writers, "rank 1: two ranks write one chunk");
 }
 static void record_unwritten(struct schedule *s) { step_copy(s, out(s), span_of_chunk(peer(s), SCRATCH, 3)); }
-static void nobody_writes(void **state)
+static void test_read_of_an_unwritten_chunk_is_an_error(void **state)
 {
     (void)state;
     expect(ALLREDUCE, record_unwritten, "rank 0: reads a chunk that is never written");
@@ -153,7 +153,7 @@ static void record_partly(struct schedule *s)
     step_copy(s, out(s), in(s));
     step_copy(s, span_of_chunk(s->rank, OUTPUT, 0), span_of_chunk(s->rank, INPUT, 0));
 }
-static void partly_finished(void **state)
+static void test_partly_finished_step_is_an_error(void **state)
 {
     (void)state;
     expect(ALLREDUCE, record_partly, "rank 0: finishes only a part of the chunks of a step");
@@ -167,7 +167,7 @@ static void record_unequal(struct schedule *s)
     if (s->rank == 0) step_send(s, in(s), 2);
     if (s->rank == 2) step_recv(s, span_new_scratch(s, 2), 0);
 }
-static void messages_without_an_end(void **state)
+static void test_unmatched_message_is_an_error(void **state)
 {
     (void)state;
     expect(ALLREDUCE, record_unanswered, "a message is never sent or never received");
@@ -178,7 +178,7 @@ static void record_after(struct schedule *s)
     step_copy(s, out(s), span_of_chunk(s->rank, INPUT, 7));
     step_copy(s, out(s), span_of_chunk(far(s), INPUT, 0));
 }
-static void the_first_error_sticks(void **state)
+static void test_first_error_is_reported(void **state)
 {
     (void)state;
     expect(ALLREDUCE, record_after, "rank 0: span out of range");
@@ -187,22 +187,22 @@ unit_function test_record_errors;
 int test_record_errors(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(other_host),
-        cmocka_unit_test(out_of_range),
-        cmocka_unit_test(lengths_differ),
-        cmocka_unit_test(onto_a_part_of_itself),
-        cmocka_unit_test(into_itself),
-        cmocka_unit_test(input_is_the_callers),
-        cmocka_unit_test(message_to_nobody),
-        cmocka_unit_test(landing_at_a_peer),
-        cmocka_unit_test(nothing_to_continue),
-        cmocka_unit_test(cuts),
-        cmocka_unit_test(absent_buffers),
-        cmocka_unit_test(two_writers),
-        cmocka_unit_test(nobody_writes),
-        cmocka_unit_test(partly_finished),
-        cmocka_unit_test(messages_without_an_end),
-        cmocka_unit_test(the_first_error_sticks),
+        cmocka_unit_test(test_access_to_another_host_is_an_error),
+        cmocka_unit_test(test_span_out_of_range_is_an_error),
+        cmocka_unit_test(test_spans_of_different_lengths_are_an_error),
+        cmocka_unit_test(test_overlapping_copy_is_an_error),
+        cmocka_unit_test(test_sum_into_itself_is_an_error),
+        cmocka_unit_test(test_write_into_an_input_is_an_error),
+        cmocka_unit_test(test_message_without_a_receiver_is_an_error),
+        cmocka_unit_test(test_receive_into_a_peer_is_an_error),
+        cmocka_unit_test(test_span_without_a_message_is_an_error),
+        cmocka_unit_test(test_wrong_cut_is_an_error),
+        cmocka_unit_test(test_absent_buffer_is_an_error),
+        cmocka_unit_test(test_two_writers_of_a_chunk_are_an_error),
+        cmocka_unit_test(test_read_of_an_unwritten_chunk_is_an_error),
+        cmocka_unit_test(test_partly_finished_step_is_an_error),
+        cmocka_unit_test(test_unmatched_message_is_an_error),
+        cmocka_unit_test(test_first_error_is_reported),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
