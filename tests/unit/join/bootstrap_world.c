@@ -1,4 +1,4 @@
-/* The store, the ranks, and what must have come of it. */
+/* A store in memory, ranks that join through it or by a unique id, and checks of their outcomes. */
 #include "tests/unit/join/bootstrap_world.h"
 #include "backend/base/clock.h"
 #include "backend/base/memory.h"
@@ -109,17 +109,17 @@ static void terms_of(const struct way *way, int rank, struct terms *out)
 }
 struct statement statement_of(const struct way *way, int rank)
 {
-    struct statement said = { .member = member_of(way, rank) };
-    terms_of(way, rank, &said.terms);
-    said.member.terms = said.terms.digest;
-    return said;
+    struct statement own = { .member = member_of(way, rank) };
+    terms_of(way, rank, &own.terms);
+    own.member.terms = own.terms.digest;
+    return own;
 }
 void store_put_first(struct store *s, const struct way *way)
 {
     struct statement first = statement_of(way, 0);
     store_put(s, "r0", &first, sizeof first);
 }
-void bring(struct rank *r, bool by_id)
+void rank_join(struct rank *r, bool by_id)
 {
     struct member mine = member_of(r->way, r->rank);
     int64_t deadline_ms = clock_deadline(r->way->timeout_ms);
@@ -135,9 +135,9 @@ void bring(struct rank *r, bool by_id)
                                : bootstrap_store(&config, &mine, &terms, deadline_ms, r->outcome->table, &r->key);
     snprintf(r->outcome->detail, sizeof r->outcome->detail, "%s", status_detail());
 }
-static void *bring_through_store(void *context)
+static void *join_through_store(void *context)
 {
-    bring(context, false);
+    rank_join(context, false);
     return NULL;
 }
 void run_store(const struct way *way, struct store *s, struct outcome outcomes[MOST])
@@ -149,7 +149,7 @@ void run_store(const struct way *way, struct store *s, struct outcome outcomes[M
         ranks[r] = (struct rank){ .way = way, .rank = r, .outcome = &outcomes[r] };
         ranks[r].store = (tutti_store){ s, store_put, store_get };
         if (way->absent >> r & 1) continue;
-        assert_int_equal(pthread_create(&threads[r], NULL, bring_through_store, &ranks[r]), 0);
+        assert_int_equal(pthread_create(&threads[r], NULL, join_through_store, &ranks[r]), 0);
     }
     for (int r = 0; r < way->size; r++)
         if (!(way->absent >> r & 1)) pthread_join(threads[r], NULL);
@@ -173,8 +173,9 @@ void rank_process(const struct way *way, int rank, const tutti_unique_id *id, st
     struct rank one = { .way = way, .rank = rank, .id = *id, .outcome = outcome };
     int before = count_descriptors();
     alarm(600);
-    sleep_ms(rank * 7 % 5 * 10);                                       /* in no order */
-    bring(&one, true);
+    /* The ranks join in a mixed order. */
+    sleep_ms(rank * 7 % 5 * 10);
+    rank_join(&one, true);
     _exit(count_descriptors() == before ? 0 : 3);
 }
 void run_id(const struct way *way, struct outcome outcomes[MOST])
@@ -194,7 +195,7 @@ void run_id(const struct way *way, struct outcome outcomes[MOST])
     }
 }
 
-/* ---- what must have come of it ---- */
+/* ---- outcomes ---- */
 void expect_tables(const struct way *way, const struct outcome outcomes[MOST])
 {
     for (int r = 0; r < way->size; r++) {

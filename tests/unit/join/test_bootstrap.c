@@ -1,5 +1,5 @@
-/* The bootstrap: every rank ends with the same table, or every rank ends with the same error, which names who is
-   missing and shows both sides of what does not agree. Ranks are threads (store) or processes (id). */
+/* The bootstrap gives all ranks the same table or the same error, which names missing ranks and shows both sides of a
+   mismatch. Ranks are threads (store) or processes (unique id). */
 #include "backend/base/clock.h"
 #include "backend/base/memory.h"
 #include "backend/base/random.h"
@@ -19,7 +19,7 @@
 #include <sys/wait.h>
 #include <time.h>
 
-/* ---- both ways ---- */
+/* ---- through a store, and by a unique id ---- */
 static void run_both(const struct way *way, tutti_status status, const char *text)
 {
     for (int by_id = 0; by_id < 2; by_id++) {
@@ -93,8 +93,8 @@ static void test_no_memory_is_an_error(void **state)
     (void)state;
 }
 
-/* ---- through an id ---- */
-static void test_id_taken_twice_is_noticed(void **state)
+/* ---- by a unique id ---- */
+static void test_second_rank_0_of_an_id_is_an_error(void **state)
 {
     struct way way = { .size = 2, .odd_rank = -1, .timeout_ms = JOIN_MS };
     struct member mine = member_of(&way, 0), table[2];
@@ -110,16 +110,18 @@ static void test_id_taken_twice_is_noticed(void **state)
     close(taken);
     (void)state;
 }
-static void test_rank_that_gives_up_is_named(void **state)
+static void test_rank_that_dies_is_named(void **state)
 {
     struct way way = { .size = 4, .odd_rank = -1, .timeout_ms = JOIN_MS };
     struct outcome *outcomes = outcomes_create();
     tutti_unique_id id;
     assert_int_equal(random_fill(&id, sizeof id), TUTTI_OK);
-    pid_t children[3];                                                 /* rank 3 never comes */
+    /* Rank 3 does not join. */
+    pid_t children[3];
     for (int r = 0; r < 3; r++)
         if ((children[r] = fork()) == 0) rank_process(&way, r, &id, &outcomes[r]);
-    sleep_ms(SHORT_MS);                                                /* then both others are with rank 0 */
+    /* After this time, ranks 1 and 2 have connected to rank 0. */
+    sleep_ms(SHORT_MS);
     kill(children[2], SIGKILL);
     for (int r = 0; r < 3; r++) waitpid(children[r], NULL, 0);
     for (int r = 0; r < 2; r++) {
@@ -130,7 +132,8 @@ static void test_rank_that_gives_up_is_named(void **state)
     outcomes_destroy(outcomes);
     (void)state;
 }
-static void disturb(const tutti_unique_id *id)
+/* Opens 60 connections to rank 0, and sends an HTTP request, other bytes or nothing on them. */
+static void connect_as_stranger(const tutti_unique_id *id)
 {
     char nonsense[144];
     unsigned char name[SHA256_BYTES], drawn[KEY_BYTES];
@@ -153,7 +156,7 @@ static void test_strangers_do_not_take_a_place(void **state)
     pid_t children[3];
     assert_int_equal(random_fill(&id, sizeof id), TUTTI_OK);
     pid_t stranger = fork();
-    if (stranger == 0) disturb(&id);
+    if (stranger == 0) connect_as_stranger(&id);
     for (int r = 0; r < 3; r++) {
         if ((children[r] = fork()) == 0) rank_process(&way, r, &id, &outcomes[r]);
         sleep_ms(100);
@@ -166,10 +169,14 @@ static void test_strangers_do_not_take_a_place(void **state)
     (void)state;
 }
 
-/* ---- rank 0 is stopped, or asked by many ---- */
-/* Its calls of poll and of the clock are ours: a test can stop it between the two, and time passes as it says. */
-static _Atomic int polled_count, stopped;               /* descriptors of a poll; 1: to stop after it, 2: it has */
-static _Atomic int64_t seconds;                         /* not 0: what the clock shows, which stands still */
+/* ---- a stopped rank 0, and many ranks ---- */
+/* Rank 0 calls this poll and this clock_gettime in place of the library's. So a test can stop rank 0 after a poll and
+   set its clock. */
+/* The number of descriptors of the latest poll. `stopped` is 1 to stop rank 0 after its next poll, and 2 while it is
+   stopped. */
+static _Atomic int polled_count, stopped;
+/* The time of the clock, which then stands still. 0: the clock of the system. */
+static _Atomic int64_t seconds;
 int poll(struct pollfd *polls, nfds_t count, int timeout_ms)
 {
     struct timespec most = { timeout_ms / 1000, timeout_ms % 1000 * 1000000 };
@@ -186,9 +193,9 @@ int clock_gettime(clockid_t clock, struct timespec *out)
     if (atomic_load(&seconds)) *out = (struct timespec){ atomic_load(&seconds), 0 };
     return failed;
 }
-static void *bring_by_id(void *context)
+static void *join_by_id(void *context)
 {
-    bring(context, true);
+    rank_join(context, true);
     return NULL;
 }
 static int connect_to(const tutti_unique_id *id)
@@ -205,7 +212,7 @@ static void await_input(int socket)
     struct pollfd one = { .fd = socket, .events = POLLIN };
     assert_int_equal(poll(&one, 1, JOIN_MS), 1);
 }
-static struct handshake say_hello(int socket, const tutti_unique_id *id, const struct way *way, int rank)
+static struct handshake send_hello(int socket, const tutti_unique_id *id, const struct way *way, int rank)
 {
     struct handshake h;
     struct key_id key;
@@ -219,7 +226,7 @@ static struct handshake say_hello(int socket, const tutti_unique_id *id, const s
     assert_int_equal(handshake_send_hello(&h, &me.identity, name, &key, 0, socket), 0);
     return h;
 }
-static void introduce(int socket, struct handshake h, const struct way *way, int rank)
+static void send_record(int socket, struct handshake h, const struct way *way, int rank)
 {
     await_input(socket);
     assert_int_equal(handshake_receive_answer(&h, socket), 1);
@@ -228,24 +235,24 @@ static void introduce(int socket, struct handshake h, const struct way *way, int
         int32_t rank;
         uint32_t unused;
         struct member member;
-    } say = { "tutti-i", rank, 0, member_of(way, rank) };
-    assert_int_equal(socket_send(socket, &say, sizeof say, -1), 0);
+    } message = { "tutti-i", rank, 0, member_of(way, rank) };
+    assert_int_equal(socket_send(socket, &message, sizeof message, -1), 0);
 }
-static tutti_status result_hear(int socket, struct join_result *out)
+static tutti_status result_receive(int socket, struct join_result *out)
 {
     struct pollfd one = { .fd = socket, .events = POLLIN };
     assert_int_equal(poll(&one, 1, JOIN_MS), 1);
     assert_int_equal(socket_receive(socket, out, sizeof *out, NULL), sizeof *out);
     return (tutti_status)out->status;
 }
-static void await_polled(int guests)
+static void await_polled(int connections)
 {
-    for (int tries = 0; atomic_load(&polled_count) != guests + 1 && tries < JOIN_MS; tries++) sleep_ms(1);
-    assert_int_equal(atomic_load(&polled_count), guests + 1);
+    for (int tries = 0; atomic_load(&polled_count) != connections + 1 && tries < JOIN_MS; tries++) sleep_ms(1);
+    assert_int_equal(atomic_load(&polled_count), connections + 1);
 }
-/* Rank 0 has seen so many connections, the first of them rank 1's, when it is stopped, and one more comes. Rank 1 says
-   who it is only then, and rank 0 goes on so much later. */
-static void join_when_stopped(int guests, int later)
+/* Rank 0 polls that number of connections, of which rank 1's is the first. Then rank 0 is stopped, one more process
+   connects, and rank 1 sends its hello. Rank 0 continues `later` seconds later. */
+static void join_when_stopped(int connections, int later)
 {
     struct way way = { .size = 2, .odd_rank = -1, .timeout_ms = JOIN_MS };
     static struct outcome outcome;
@@ -255,51 +262,52 @@ static void join_when_stopped(int guests, int later)
     int sockets[32];
     atomic_store(&seconds, 1000);
     assert_int_equal(random_fill(&first.id, sizeof first.id), TUTTI_OK);
-    assert_int_equal(pthread_create(&thread, NULL, bring_by_id, &first), 0);
-    for (int i = 0; i < guests; i++) sockets[i] = connect_to(&first.id);
-    await_polled(guests);
+    assert_int_equal(pthread_create(&thread, NULL, join_by_id, &first), 0);
+    for (int i = 0; i < connections; i++) sockets[i] = connect_to(&first.id);
+    await_polled(connections);
     atomic_store(&stopped, 1);
-    sockets[guests] = connect_to(&first.id);
+    sockets[connections] = connect_to(&first.id);
     for (int tries = 0; atomic_load(&stopped) != 2 && tries < JOIN_MS; tries++) sleep_ms(1);
-    struct handshake h = say_hello(sockets[0], &first.id, &way, 1);
+    struct handshake h = send_hello(sockets[0], &first.id, &way, 1);
     atomic_store(&seconds, 1000 + later);
     atomic_store(&stopped, 0);
-    introduce(sockets[0], h, &way, 1);
-    assert_int_equal(result_hear(sockets[0], &result), TUTTI_OK);
+    send_record(sockets[0], h, &way, 1);
+    assert_int_equal(result_receive(sockets[0], &result), TUTTI_OK);
     pthread_join(thread, NULL);
     atomic_store(&seconds, 0);
     assert_int_equal(outcome.status, TUTTI_OK);
-    for (int i = 0; i <= guests; i++) close(sockets[i]);
+    for (int i = 0; i <= connections; i++) close(sockets[i]);
 }
-static void test_who_spoke_while_rank_0_was_stopped_is_heard(void **state)
+static void test_hello_during_a_stop_of_rank_0_is_read(void **state)
 {
     join_when_stopped(1, 5);
     (void)state;
 }
-static void test_who_spoke_before_the_places_ran_out_is_heard(void **state)
+static void test_hello_is_read_before_its_connection_is_dropped(void **state)
 {
     join_when_stopped(2 + 16, 0);
     (void)state;
 }
-/* Rank 0 believes in fewer ranks than there are: more than it has places for, and all of them learn it. */
-static void test_more_ranks_than_rank_0_knows_all_hear_it(void **state)
+/* Rank 0 joins a group of 4 ranks, the others one of 40, for which rank 0 has no room. All ranks get the error. */
+static void test_all_ranks_of_a_larger_group_get_the_mismatch(void **state)
 {
-    enum { TOLD = 4, ARE = 40 };
-    struct way way = { .size = TOLD, .odd_rank = -1, .timeout_ms = JOIN_MS }, theirs = way;
+    enum { OWN_SIZE = 4, THEIR_SIZE = 40 };
+    struct way way = { .size = OWN_SIZE, .odd_rank = -1, .timeout_ms = JOIN_MS }, theirs = way;
     static struct outcome outcome;
     struct rank first = { .way = &way, .rank = 0, .outcome = &outcome };
     struct join_result result;
     pthread_t thread;
-    int sockets[ARE];
-    theirs.size = ARE;
+    int sockets[THEIR_SIZE];
+    theirs.size = THEIR_SIZE;
     assert_int_equal(random_fill(&first.id, sizeof first.id), TUTTI_OK);
-    assert_int_equal(pthread_create(&thread, NULL, bring_by_id, &first), 0);
-    for (int r = ARE - 1; r > 0; r--) {                                /* those that it knows come last */
+    assert_int_equal(pthread_create(&thread, NULL, join_by_id, &first), 0);
+    /* The ranks that rank 0 expects join last. */
+    for (int r = THEIR_SIZE - 1; r > 0; r--) {
         sockets[r] = connect_to(&first.id);
-        introduce(sockets[r], say_hello(sockets[r], &first.id, &theirs, r), &theirs, r);
+        send_record(sockets[r], send_hello(sockets[r], &first.id, &theirs, r), &theirs, r);
     }
-    for (int r = 1; r < ARE; r++) {
-        assert_int_equal(result_hear(sockets[r], &result), TUTTI_MISMATCH);
+    for (int r = 1; r < THEIR_SIZE; r++) {
+        assert_int_equal(result_receive(sockets[r], &result), TUTTI_MISMATCH);
         assert_non_null(strstr(result.detail, "joins test group as a group of 40 ranks, rank 0 as one of 4"));
         close(sockets[r]);
     }
@@ -318,12 +326,12 @@ int test_bootstrap(void)
         cmocka_unit_test(test_sizes_that_disagree_are_shown_to_all),
         cmocka_unit_test(test_builds_that_disagree_are_shown_to_all),
         cmocka_unit_test(test_no_memory_is_an_error),
-        cmocka_unit_test(test_id_taken_twice_is_noticed),
-        cmocka_unit_test(test_rank_that_gives_up_is_named),
+        cmocka_unit_test(test_second_rank_0_of_an_id_is_an_error),
+        cmocka_unit_test(test_rank_that_dies_is_named),
         cmocka_unit_test(test_strangers_do_not_take_a_place),
-        cmocka_unit_test(test_who_spoke_while_rank_0_was_stopped_is_heard),
-        cmocka_unit_test(test_who_spoke_before_the_places_ran_out_is_heard),
-        cmocka_unit_test(test_more_ranks_than_rank_0_knows_all_hear_it),
+        cmocka_unit_test(test_hello_during_a_stop_of_rank_0_is_read),
+        cmocka_unit_test(test_hello_is_read_before_its_connection_is_dropped),
+        cmocka_unit_test(test_all_ranks_of_a_larger_group_get_the_mismatch),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

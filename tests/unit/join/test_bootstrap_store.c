@@ -1,5 +1,4 @@
-/* The bootstrap through a key-value store, with all that may be left in it: of groups that have ended, failed or
-   died. */
+/* The bootstrap through a key-value store, in which groups that have ended, failed or died may have left records. */
 #include "backend/control/lifetime.h"
 #include "backend/host/socket.h"
 #include "backend/join/records.h"
@@ -14,27 +13,30 @@ static void test_store_sees_few_requests(void **state)
     struct store *s = store_create();
     run_store(&way, s, outcomes);
     assert_int_equal(s->puts, MOST + 1);
-    assert_int_equal(s->count, 2);                      /* the others have taken theirs away */
-    assert_in_range(s->gets, 4 * (MOST - 1), 40 * (MOST - 1));         /* looks again, if somebody comes late */
+    /* The ranks other than 0 have removed their records. */
+    assert_int_equal(s->count, 2);
+    /* A rank reads more often if another is late. */
+    assert_in_range(s->gets, 4 * (MOST - 1), 40 * (MOST - 1));
     free(s);
     outcomes_destroy(outcomes);
     (void)state;
 }
+/* A rank that joins after a while. */
 struct late { struct rank rank; int after_ms; pthread_t thread; };
-static void *bring_late(void *context)
+static void *join_late(void *context)
 {
     struct late *late = context;
     sleep_ms(late->after_ms);
-    bring(&late->rank, false);
+    rank_join(&late->rank, false);
     return NULL;
 }
 static void late_start(struct late *late, const struct way *way, int rank, struct store *s, struct outcome *outcome)
 {
     late->rank = (struct rank){ .way = way, .rank = rank, .store = { s, store_put, store_get }, .outcome = outcome };
-    assert_int_equal(pthread_create(&late->thread, NULL, bring_late, late), 0);
+    assert_int_equal(pthread_create(&late->thread, NULL, join_late, late), 0);
 }
-/* Another process of its rank has joined, and the table is gone that would tell so. */
-static void test_one_that_answered_when_the_group_had_formed(void **state)
+/* A second process joins as rank 1 when the group has formed and its table, which would show that, is removed. */
+static void test_second_process_of_a_rank_after_the_group_formed_is_an_error(void **state)
 {
     struct way way = { .size = 2, .odd_rank = -1, .timeout_ms = JOIN_MS };
     struct outcome *outcomes = outcomes_create();
@@ -44,29 +46,31 @@ static void test_one_that_answered_when_the_group_had_formed(void **state)
     tutti_config config = { .store = { s, store_put, store_get } };
     store_put_first(s, &way);
     late_start(&duplicate, &way, 1, s, &outcomes[1]);
-    while (store_keys(s) < 2) sleep_ms(1);              /* it has answered */
+    /* The second process stores its record. */
+    while (store_keys(s) < 2) sleep_ms(1);
     bootstrap_shorten_result(&config, &first.member);
     pthread_join(duplicate.thread, NULL);
     assert_int_equal(outcomes[1].status, TUTTI_INVALID_ARGUMENT);
     assert_non_null(strstr(outcomes[1].detail, "two processes have joined test group as rank 1: this process ("));
-    assert_int_equal(store_keys(s), 2);                 /* a program without store_remove would have left 3 */
+    /* The second process has removed its record, so the statement of rank 0 and the result remain. */
+    assert_int_equal(store_keys(s), 2);
     free(s);
     outcomes_destroy(outcomes);
     (void)state;
 }
-static void test_one_that_cannot_join_tells_all_why(void **state)
+static void test_rank_that_cannot_join_reports_why_to_all(void **state)
 {
     struct outcome *outcomes = outcomes_create();
     for (int odd = 0; odd < 3; odd++) {
         struct way way = { .size = 3, .odd_rank = odd, .odd_status = TUTTI_INVALID_ARGUMENT, .timeout_ms = JOIN_MS };
-        char own[64], calibration_record[64];
+        char own[64], others[64];
         struct store *s = store_create();
         snprintf(own, sizeof own, "there is no eth9 on the host of %d", odd);
-        snprintf(calibration_record, sizeof calibration_record, "on host of %d) cannot join test group: there is", odd);
+        snprintf(others, sizeof others, "on host of %d) cannot join test group: there is", odd);
         run_store(&way, s, outcomes);
         for (int r = 0; r < way.size; r++) {
             assert_int_equal(outcomes[r].status, TUTTI_INVALID_ARGUMENT);
-            assert_non_null(strstr(outcomes[r].detail, r == odd ? own : calibration_record));
+            assert_non_null(strstr(outcomes[r].detail, r == odd ? own : others));
         }
         assert_string_equal(outcomes[odd].detail, own);
         free(s);
@@ -74,7 +78,7 @@ static void test_one_that_cannot_join_tells_all_why(void **state)
     outcomes_destroy(outcomes);
     (void)state;
 }
-static void test_one_that_cannot_join_does_not_wait_for_rank_0(void **state)
+static void test_rank_that_cannot_join_does_not_wait_for_rank_0(void **state)
 {
     struct way way = {
         .size = 2, .odd_rank = 1, .odd_status = TUTTI_UNSUPPORTED, .absent = 1 << 0, .timeout_ms = 3600000
@@ -87,8 +91,8 @@ static void test_one_that_cannot_join_does_not_wait_for_rank_0(void **state)
     outcomes_destroy(outcomes);
     (void)state;
 }
-/* What it finds first is of a rank 0 that has died while it joined; the next comes a moment later. */
-static void test_one_that_cannot_join_tells_the_next_attempt(void **state)
+/* Rank 1 finds the statement of a rank 0 that has died while joining. The next rank 0 joins 200 ms later. */
+static void test_rank_that_cannot_join_reports_to_the_next_attempt(void **state)
 {
     struct way dead = { .size = 2, .odd_rank = -1, .timeout_ms = JOIN_MS, .attempt = 1 };
     struct way way = { .size = 2, .odd_rank = 1, .odd_status = TUTTI_SYSTEM, .timeout_ms = JOIN_MS };
@@ -101,14 +105,15 @@ static void test_one_that_cannot_join_tells_the_next_attempt(void **state)
     assert_int_equal(outcomes[0].status, TUTTI_SYSTEM);
     assert_non_null(strstr(outcomes[0].detail, "there is no eth9 on the host of 1"));
     assert_int_equal(outcomes[1].status, TUTTI_SYSTEM);
-    assert_int_equal(store_keys(s), 4);                 /* of the dead attempt only "r0" was there; it is overwritten */
+    /* The dead attempt has left no key, because its only one, "r0", was overwritten. */
+    assert_int_equal(store_keys(s), 4);
     free(s);
     outcomes_destroy(outcomes);
     (void)state;
 }
 static bool cancels_at_once(void *store) { return store != NULL; }
 static bool cancels_after_its_answer(void *store) { return store_keys(store) >= 2; }
-static void test_cancelled_rank_waits_for_no_other(void **state)
+static void test_cancelled_rank_does_not_wait_for_others(void **state)
 {
     struct outcome *outcomes = outcomes_create();
     for (int odd = 0; odd < 2; odd++) {
@@ -125,7 +130,7 @@ static void test_cancelled_rank_waits_for_no_other(void **state)
     outcomes_destroy(outcomes);
     (void)state;
 }
-static void test_cancelled_rank_tells_rank_0(void **state)
+static void test_cancelled_rank_reports_to_rank_0(void **state)
 {
     struct way way = {
         .size = 2, .odd_rank = 1, .odd_cancels = cancels_after_its_answer, .absent = 1 << 0, .timeout_ms = 3600000
@@ -150,7 +155,7 @@ static void test_cancelled_rank_tells_rank_0(void **state)
     outcomes_destroy(outcomes);
     (void)state;
 }
-static void test_store_that_fails_is_blamed(void **state)
+static void test_error_names_a_store_that_fails(void **state)
 {
     struct way way = { .size = 2, .odd_rank = -1, .timeout_ms = SHORT_MS };
     struct outcome *outcomes = outcomes_create();
@@ -175,8 +180,8 @@ static void test_late_rank_0_is_not_called_missing(void **state)
     outcomes_destroy(outcomes);
     (void)state;
 }
-/* Ranks 0 to 2, each after a while. */
-static void bring_three(const int after_ms[3], const struct way *way, struct store *s, struct outcome *outcomes)
+/* Joins as ranks 0 to 2, each after that time. */
+static void join_three(const int after_ms[3], const struct way *way, struct store *s, struct outcome *outcomes)
 {
     struct late ranks[3];
     for (int r = 0; r < 3; r++) {
@@ -185,6 +190,7 @@ static void bring_three(const int after_ms[3], const struct way *way, struct sto
     }
     for (int r = 0; r < 3; r++) pthread_join(ranks[r].thread, NULL);
 }
+/* Stores the record of a rank of `way` as an answer to the rank 0 of `answers`. */
 static void put_record(struct store *s, const struct way *answers, const struct way *way, int rank)
 {
     char key[64];
@@ -193,7 +199,7 @@ static void put_record(struct store *s, const struct way *answers, const struct 
     snprintf(&key[32], 16, "/r%d", rank);
     store_put(s, key, &mine, sizeof mine);
 }
-static void test_earlier_groups_are_not_believed(void **state)
+static void test_records_of_earlier_groups_are_ignored(void **state)
 {
     static const int sizes[] = { 3, 3, 2, 5, 1, 4 };
     struct outcome *outcomes = outcomes_create();
@@ -207,7 +213,7 @@ static void test_earlier_groups_are_not_believed(void **state)
     outcomes_destroy(outcomes);
     (void)state;
 }
-static void test_earlier_failures_are_not_believed(void **state)
+static void test_results_of_earlier_failures_are_ignored(void **state)
 {
     struct outcome *outcomes = outcomes_create();
     struct store *s = store_create();
@@ -227,49 +233,52 @@ static void test_rank_0_that_died_while_joining_is_not_waited_for(void **state)
     struct store *s = store_create();
     struct way dead = { .size = 3, .odd_rank = -1 };
     struct way way = { .size = 3, .odd_rank = -1, .timeout_ms = JOIN_MS, .attempt = 1 };
-    store_put_first(s, &dead);                          /* and no result */
+    store_put_first(s, &dead);
     put_record(s, &dead, &dead, 1);
-    bring_three((int[]){ 100, 0, 0 }, &way, s, outcomes);
+    join_three((int[]){ 100, 0, 0 }, &way, s, outcomes);
     expect_tables(&way, outcomes);
-    assert_int_equal(s->count, 2);                      /* nor are answers to the dead one left */
+    /* The records for the dead rank 0 are removed, too. */
+    assert_int_equal(s->count, 2);
     free(s);
     outcomes_destroy(outcomes);
     (void)state;
 }
-static void test_rank_started_again_while_others_join(void **state)
+static void test_restarted_rank_joins(void **state)
 {
     struct outcome *outcomes = outcomes_create();
     struct store *s = store_create();
     struct way way = { .size = 3, .odd_rank = -1, .timeout_ms = JOIN_MS }, dead = way;
     dead.attempt = 1;
-    put_record(s, &way, &dead, 1);                                     /* has answered, and died */
-    bring_three((int[]){ 0, 100, 1200 }, &way, s, outcomes);
+    /* An earlier process of rank 1 has stored its record and died. */
+    put_record(s, &way, &dead, 1);
+    join_three((int[]){ 0, 100, 1200 }, &way, s, outcomes);
     expect_tables(&way, outcomes);
     free(s);
     outcomes_destroy(outcomes);
     (void)state;
 }
-static void test_rank_taken_twice_is_noticed(void **state)
+static void test_second_process_of_a_rank_is_an_error(void **state)
 {
     struct way way = { .size = 3, .odd_rank = -1, .timeout_ms = JOIN_MS }, other = way;
     struct outcome *outcomes = outcomes_create(), *second = outcomes_create();
     struct store *s = store_create();
-    other.attempt = 1;                                                 /* another process */
+    other.attempt = 1;
+    /* Another process, which also joins as rank 1. */
     struct late duplicate = { .after_ms = 100 };
     late_start(&duplicate, &other, 1, s, second);
-    bring_three((int[]){ 0, 0, 200 }, &way, s, outcomes);
+    join_three((int[]){ 0, 0, 200 }, &way, s, outcomes);
     pthread_join(duplicate.thread, NULL);
-    bool first_seated = outcomes[1].status == TUTTI_OK;
-    const struct outcome *turned_away = first_seated ? second : &outcomes[1];
-    assert_true(first_seated != (second->status == TUTTI_OK));
-    assert_int_equal(turned_away->status, TUTTI_INVALID_ARGUMENT);
-    assert_non_null(strstr(turned_away->detail, "two processes have joined test group as rank 1"));
+    bool first_joined = outcomes[1].status == TUTTI_OK;
+    const struct outcome *refused = first_joined ? second : &outcomes[1];
+    assert_true(first_joined != (second->status == TUTTI_OK));
+    assert_int_equal(refused->status, TUTTI_INVALID_ARGUMENT);
+    assert_non_null(strstr(refused->detail, "two processes have joined test group as rank 1"));
     free(s);
     outcomes_destroy(second);
     outcomes_destroy(outcomes);
     (void)state;
 }
-static void test_rank_that_comes_after_the_end_is_told(void **state)
+static void test_rank_that_joins_a_formed_group_times_out(void **state)
 {
     struct way way = { .size = 3, .odd_rank = -1, .timeout_ms = SHORT_MS }, other = way;
     struct outcome *outcomes = outcomes_create(), *second = outcomes_create();
@@ -291,7 +300,7 @@ static void test_rank_that_comes_after_the_end_is_told(void **state)
     outcomes_destroy(outcomes);
     (void)state;
 }
-static void test_rank_0_taken_twice_is_noticed(void **state)
+static void test_second_rank_0_replaces_the_first(void **state)
 {
     struct way way = { .size = 2, .odd_rank = -1, .timeout_ms = JOIN_MS }, other = way;
     struct outcome *outcomes = outcomes_create();
@@ -309,12 +318,12 @@ static void test_rank_0_taken_twice_is_noticed(void **state)
     outcomes_destroy(outcomes);
     (void)state;
 }
-static void test_store_with_nonsense_is_another_version(void **state)
+static void test_invalid_record_is_another_version(void **state)
 {
     static const size_t lengths[] = { 0, 5, sizeof(struct member) - 1, 500, 528, 700, VALUE_BYTES };
-    unsigned char nonsense[VALUE_BYTES];
+    unsigned char invalid[VALUE_BYTES];
     struct way way = { .size = 2, .odd_rank = -1, .timeout_ms = SHORT_MS };
-    memset(nonsense, 'x', sizeof nonsense);
+    memset(invalid, 'x', sizeof invalid);
     for (int rank = 0; rank < 2; rank++)
         for (size_t i = 0; i < sizeof lengths / sizeof *lengths; i++) {
             struct outcome *outcomes = outcomes_create();
@@ -323,7 +332,7 @@ static void test_store_with_nonsense_is_another_version(void **state)
             put_record(s, &way, &way, 1);
             struct entry *entry = &s->entries[0];
             if (rank) snprintf(entry->key, sizeof entry->key, "r0");
-            memcpy(entry->value, nonsense, lengths[i]);
+            memcpy(entry->value, invalid, lengths[i]);
             entry->bytes = lengths[i];
             run_store(&way, s, outcomes);
             expect_failure(&way, outcomes, TUTTI_MISMATCH, "another version of tutti");
@@ -333,13 +342,13 @@ static void test_store_with_nonsense_is_another_version(void **state)
     (void)state;
 }
 
-/* ---- on which host ---- */
+/* ---- host tokens ---- */
 static void expect_host(const struct way *way, const struct outcome *outcomes, const unsigned char token[16])
 {
     expect_tables(way, outcomes);
     for (int r = 0; r < way->size; r++) assert_memory_equal(outcomes[0].table[r].host_token, token, 16);
 }
-static void test_who_offers_no_contact_is_on_one_host(void **state)
+static void test_ranks_without_contacts_are_on_one_host(void **state)
 {
     struct way way = { .size = 3, .odd_rank = -1, .timeout_ms = JOIN_MS };
     struct outcome *outcomes = outcomes_create();
@@ -350,21 +359,22 @@ static void test_who_offers_no_contact_is_on_one_host(void **state)
     outcomes_destroy(outcomes);
     (void)state;
 }
-/* A process ends with its peers what it has claimed, so this finds what was not given back before. */
+/* Checks that no rank still claims the host. The caller must not have called peers_release, which would end the claims
+   of this process. */
 static void expect_nothing_claimed(struct store *s)
 {
-    struct statement said;
+    struct statement of_rank_0;
     size_t bytes;
     struct key_id key;
     unsigned char name[KEY_BYTES];
-    assert_int_equal(store_get(s, "r0", &said, sizeof said, &bytes, 0), TUTTI_OK);
-    assert_int_equal(group_key_add(said.member.key, &key), TUTTI_OK);
-    assert_true(group_key_derive(&key, "tutti host", said.member.token, sizeof said.member.token, name));
+    assert_int_equal(store_get(s, "r0", &of_rank_0, sizeof of_rank_0, &bytes, 0), TUTTI_OK);
+    assert_int_equal(group_key_add(of_rank_0.member.key, &key), TUTTI_OK);
+    assert_true(group_key_derive(&key, "tutti host", of_rank_0.member.token, sizeof of_rank_0.member.token, name));
     int free_again = socket_listen("host", name);
     assert_true(free_again >= 0);
     close(free_again);
 }
-static void test_contacts_are_offered_with_a_claim(void **state)
+static void test_ranks_with_contacts_elect_a_host_token(void **state)
 {
     struct identity mine;
     struct outcome *outcomes = outcomes_create();
@@ -372,9 +382,11 @@ static void test_contacts_are_offered_with_a_claim(void **state)
     struct way dead = { .size = 3, .odd_rank = -1, .has_contacts = true };
     struct way way = { .size = 3, .odd_rank = -1, .timeout_ms = JOIN_MS, .attempt = 1, .has_contacts = true };
     assert_int_equal(peers_acquire(&mine), TUTTI_OK);
-    store_put_first(s, &dead); /* and no result: ranks 1 and 2 answer it first */
-    bring_three((int[]){ 100, 0, 0 }, &way, s, outcomes);
-    expect_host(&way, outcomes, outcomes[0].table[0].host_token);      /* all are threads of this process */
+    /* Ranks 1 and 2 first answer this dead rank 0. */
+    store_put_first(s, &dead);
+    join_three((int[]){ 100, 0, 0 }, &way, s, outcomes);
+    /* All ranks are threads of this process, so they are on one host. */
+    expect_host(&way, outcomes, outcomes[0].table[0].host_token);
     assert_memory_not_equal(outcomes[0].table[0].host_token, (unsigned char[16]){ 0 }, 16);
     expect_nothing_claimed(s);
     peers_release();
@@ -382,7 +394,7 @@ static void test_contacts_are_offered_with_a_claim(void **state)
     outcomes_destroy(outcomes);
     (void)state;
 }
-static void test_one_that_offers_no_contact_is_refused(void **state)
+static void test_ranks_with_and_without_contacts_do_not_mix(void **state)
 {
     struct identity mine;
     struct outcome *outcomes = outcomes_create();
@@ -407,25 +419,25 @@ int test_bootstrap_store(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_store_sees_few_requests),
-        cmocka_unit_test(test_one_that_answered_when_the_group_had_formed),
-        cmocka_unit_test(test_one_that_cannot_join_tells_all_why),
-        cmocka_unit_test(test_one_that_cannot_join_does_not_wait_for_rank_0),
-        cmocka_unit_test(test_one_that_cannot_join_tells_the_next_attempt),
-        cmocka_unit_test(test_cancelled_rank_waits_for_no_other),
-        cmocka_unit_test(test_cancelled_rank_tells_rank_0),
-        cmocka_unit_test(test_store_that_fails_is_blamed),
+        cmocka_unit_test(test_second_process_of_a_rank_after_the_group_formed_is_an_error),
+        cmocka_unit_test(test_rank_that_cannot_join_reports_why_to_all),
+        cmocka_unit_test(test_rank_that_cannot_join_does_not_wait_for_rank_0),
+        cmocka_unit_test(test_rank_that_cannot_join_reports_to_the_next_attempt),
+        cmocka_unit_test(test_cancelled_rank_does_not_wait_for_others),
+        cmocka_unit_test(test_cancelled_rank_reports_to_rank_0),
+        cmocka_unit_test(test_error_names_a_store_that_fails),
         cmocka_unit_test(test_late_rank_0_is_not_called_missing),
-        cmocka_unit_test(test_earlier_groups_are_not_believed),
-        cmocka_unit_test(test_earlier_failures_are_not_believed),
+        cmocka_unit_test(test_records_of_earlier_groups_are_ignored),
+        cmocka_unit_test(test_results_of_earlier_failures_are_ignored),
         cmocka_unit_test(test_rank_0_that_died_while_joining_is_not_waited_for),
-        cmocka_unit_test(test_rank_started_again_while_others_join),
-        cmocka_unit_test(test_rank_taken_twice_is_noticed),
-        cmocka_unit_test(test_rank_that_comes_after_the_end_is_told),
-        cmocka_unit_test(test_rank_0_taken_twice_is_noticed),
-        cmocka_unit_test(test_store_with_nonsense_is_another_version),
-        cmocka_unit_test(test_who_offers_no_contact_is_on_one_host),
-        cmocka_unit_test(test_contacts_are_offered_with_a_claim),
-        cmocka_unit_test(test_one_that_offers_no_contact_is_refused),
+        cmocka_unit_test(test_restarted_rank_joins),
+        cmocka_unit_test(test_second_process_of_a_rank_is_an_error),
+        cmocka_unit_test(test_rank_that_joins_a_formed_group_times_out),
+        cmocka_unit_test(test_second_rank_0_replaces_the_first),
+        cmocka_unit_test(test_invalid_record_is_another_version),
+        cmocka_unit_test(test_ranks_without_contacts_are_on_one_host),
+        cmocka_unit_test(test_ranks_with_contacts_elect_a_host_token),
+        cmocka_unit_test(test_ranks_with_and_without_contacts_do_not_mix),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

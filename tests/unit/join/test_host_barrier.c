@@ -1,5 +1,5 @@
-/* Ranks of hosts that are linked: each is mapped with its host alone, and none goes on before all have joined. The
-   hosts are pretended, and inproc stands for the network. */
+/* Ranks on several hosts that have links: each maps only the memory of its host, and no rank continues before all have
+   joined. The hosts are simulated, and inproc is the network. */
 #include "backend/base/clock.h"
 #include "backend/base/settings.h"
 #include "backend/control/lifetime.h"
@@ -12,7 +12,7 @@
 enum { LATE_MS = 300, MOST_RANKS = 8 };
 static struct inproc_options options = { .seed = 1, .delay = 200, .in_time = true, .budget = 4 };
 static tutti_status join_inproc(struct router *router) { return inproc_world_join(&options, router); }
-static void go_over_links(network_connect *connect)
+static void use_links(network_connect *connect)
 {
     struct identity mine;
     const struct sock_address here = { .family = 2, .address = { 127, 0, 0, 1 } };
@@ -25,8 +25,8 @@ static void go_over_links(network_connect *connect)
     messages_override_network(connect);
 }
 
-/* ---- all come ---- */
-static void add_up(struct rank *me)
+/* ---- all ranks join ---- */
+static void check_and_sum(struct rank *me)
 {
     int32_t mine = me->rank + 1, sum = 0;
     const struct group *g = &me->comm->group;
@@ -36,34 +36,38 @@ static void add_up(struct rank *me)
     REQUIRE(sum == me->size * (me->size + 1) / 2);
     struct machine theirs[MOST_RANKS], *ours = &me->comm->launcher.chooser.machine;
     REQUIRE(tutti_all_gather(ours, theirs, sizeof *ours, TUTTI_UINT8, me->comm, NULL) == TUTTI_OK);
-    for (int r = 0; r < me->size; r++) REQUIRE(memcmp(&theirs[r], ours, sizeof *ours) == 0);   /* all choose alike */
+    /* All ranks have the same parameters, so they choose the same algorithms. */
+    for (int r = 0; r < me->size; r++) REQUIRE(memcmp(&theirs[r], ours, sizeof *ours) == 0);
 }
-static void test_hosts_of_any_number_and_size(void **state)
+static void test_ranks_of_any_hosts_join(void **state)
 {
     (void)state;
-    go_over_links(join_inproc);
+    use_links(join_inproc);
     const char *const hosts[] = { "2", "3", "5", "7", "8" };
-    for (size_t i = 0; i < sizeof hosts / sizeof *hosts; i++) world_threads_on(hosts[i], 8, NULL, add_up, NULL);
-    world_threads_on("0,1,0", 3, NULL, add_up, NULL);
-    world_threads_on("2,0,0,1,2,0", 6, NULL, add_up, NULL);
+    for (size_t i = 0; i < sizeof hosts / sizeof *hosts; i++) world_threads_on(hosts[i], 8, NULL, check_and_sum, NULL);
+    world_threads_on("0,1,0", 3, NULL, check_and_sum, NULL);
+    world_threads_on("2,0,0,1,2,0", 6, NULL, check_and_sum, NULL);
 }
-static void split_twice(struct rank *me)                /* 0,1,0,1,2 */
+/* The ranks are on hosts 0, 1, 0, 1 and 2. */
+static void split_by_parity(struct rank *me)
 {
     tutti_comm *half;
     int32_t mine = me->rank, sum = 0;
     REQUIRE(tutti_comm_split(me->comm, me->rank % 2, 0, &half) == TUTTI_OK);
-    REQUIRE(group_uses_links(&half->group) == (me->rank % 2 == 0));     /* the odd ones are on one host */
+    /* The odd ranks are on one host. */
+    REQUIRE(group_uses_links(&half->group) == (me->rank % 2 == 0));
     REQUIRE(tutti_all_reduce(&mine, &sum, 1, TUTTI_INT32, TUTTI_SUM, half, NULL) == TUTTI_OK);
     REQUIRE(sum == (me->rank % 2 ? 4 : 6));
     REQUIRE(tutti_comm_destroy(half) == TUTTI_OK);
 }
-static void test_a_split_group_inherits_hosts_and_contacts(void **state)
+static void test_split_group_inherits_hosts_and_contacts(void **state)
 {
     (void)state;
-    go_over_links(join_inproc);
-    world_threads_on("0,1,0,1,2", 5, NULL, split_twice, NULL);
+    use_links(join_inproc);
+    world_threads_on("0,1,0,1,2", 5, NULL, split_by_parity, NULL);
 }
-static tutti_status join_late(struct router *router)    /* rank 3 has not joined before */
+/* Rank 3 joins LATE_MS after the others. */
+static tutti_status join_late(struct router *router)
 {
     if (router->rank == 3) sleep_us(LATE_MS * 1000);
     return inproc_world_join(&options, router);
@@ -73,22 +77,23 @@ static void record_time(struct rank *me)
     int64_t *began_ms = me->context;
     REQUIRE(clock_ms() - *began_ms >= LATE_MS);
 }
-static void test_nobody_goes_on_before_all_have_joined(void **state)
+static void test_no_rank_continues_before_all_have_joined(void **state)
 {
     (void)state;
-    go_over_links(join_late);
+    use_links(join_late);
     int64_t began_ms = clock_ms();
     world_threads_on("0,0,1,1,2,2,3", 7, NULL, record_time, &began_ms);
 }
 
-/* ---- what does not pass ---- */
-static void silent_post(struct transport *t, int member, struct transfer *x) { (void)t, (void)member, (void)x; }
-static bool poll_nothing(struct transport *t)
+/* ---- errors ---- */
+/* A transport that delivers no messages. */
+static void silent_send(struct transport *t, int member, struct transfer *x) { (void)t, (void)member, (void)x; }
+static bool silent_poll(struct transport *t)
 {
     (void)t;
     return false;
 }
-static bool give_back(struct transport *t, int member, struct transfer *x)
+static bool silent_cancel(struct transport *t, int member, struct transfer *x)
 {
     (void)t, (void)member, (void)x;
     return true;
@@ -99,12 +104,12 @@ static void silent_lose_peer(struct transport *t, int member, tutti_status statu
 }
 static void silent_destroy(struct transport *t) { free(t); }
 static const struct transport_operations silent = { .name = "silent",
-    .send = silent_post,
-    .poll = poll_nothing,
-    .cancel = give_back,
+    .send = silent_send,
+    .poll = silent_poll,
+    .cancel = silent_cancel,
     .lose = silent_lose_peer,
     .destroy = silent_destroy };
-static tutti_status join_without_network(struct router *router)
+static tutti_status join_silent_network(struct router *router)
 {
     struct transport *t = calloc(1, sizeof *t);
     t->operations = &silent;
@@ -136,11 +141,11 @@ static void attempt_all(struct attempt attempts[4], const char *hosts, int64_t t
     world_pretend("");
     world_store_destroy(store);
 }
-static void test_two_ranks_between_which_nothing_passes_are_named(void **state)
+static void test_ranks_that_get_no_messages_are_named(void **state)
 {
     (void)state;
     struct attempt attempts[4] = { 0 };
-    go_over_links(join_without_network);
+    use_links(join_silent_network);
     attempt_all(attempts, "2", 2500);
     for (int r = 0; r < 4; r++) {
         const char *text = attempts[r].text;
@@ -155,18 +160,18 @@ static tutti_status refuse_rank_3(struct router *router)
     if (router->rank == 3) return status_fail(TUTTI_UNSUPPORTED, "there is no network on this floor");
     return inproc_world_join(&options, router);
 }
-static void test_who_has_no_network_fails_all(void **state)
+static void test_rank_without_network_fails_all(void **state)
 {
     (void)state;
     struct attempt attempts[4] = { 0 };
-    go_over_links(refuse_rank_3);
+    use_links(refuse_rank_3);
     attempt_all(attempts, "0,1,1,1", 0);
     for (int r = 0; r < 4; r++) {
         bool fine = attempts[r].status == TUTTI_UNSUPPORTED && strstr(attempts[r].text, "no network on this floor");
         if (!fine) fail_msg("rank %d: %d %s", r, attempts[r].status, attempts[r].text);
     }
 }
-static void test_a_transport_that_there_is_not_is_refused(void **state)
+static void test_unknown_transport_is_an_error(void **state)
 {
     (void)state;
     tutti_comm *comm;
@@ -185,7 +190,7 @@ static void test_a_transport_that_there_is_not_is_refused(void **state)
     assert_int_equal(tutti_comm_init(&comm, &config), TUTTI_OK);
     assert_int_equal(tutti_comm_destroy(comm), TUTTI_OK);
 }
-static int leave_links(void **state)
+static int restore_settings(void **state)
 {
     (void)state;
     unsetenv("TUTTI_TRANSPORT");
@@ -198,12 +203,12 @@ unit_function test_host_barrier;
 int test_host_barrier(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test_teardown(test_hosts_of_any_number_and_size, leave_links),
-        cmocka_unit_test_teardown(test_a_split_group_inherits_hosts_and_contacts, leave_links),
-        cmocka_unit_test_teardown(test_nobody_goes_on_before_all_have_joined, leave_links),
-        cmocka_unit_test_teardown(test_two_ranks_between_which_nothing_passes_are_named, leave_links),
-        cmocka_unit_test_teardown(test_who_has_no_network_fails_all, leave_links),
-        cmocka_unit_test_teardown(test_a_transport_that_there_is_not_is_refused, leave_links),
+        cmocka_unit_test_teardown(test_ranks_of_any_hosts_join, restore_settings),
+        cmocka_unit_test_teardown(test_split_group_inherits_hosts_and_contacts, restore_settings),
+        cmocka_unit_test_teardown(test_no_rank_continues_before_all_have_joined, restore_settings),
+        cmocka_unit_test_teardown(test_ranks_that_get_no_messages_are_named, restore_settings),
+        cmocka_unit_test_teardown(test_rank_without_network_fails_all, restore_settings),
+        cmocka_unit_test_teardown(test_unknown_transport_is_an_error, restore_settings),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

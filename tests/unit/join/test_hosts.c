@@ -1,4 +1,4 @@
-/* Hosts that are simulated: what the setting says, what does not fit, and where the ranks of a group then are. */
+/* Simulated hosts (TUTTI_HOSTS): valid and invalid settings, and the hosts on which the ranks of a group then are. */
 #include "backend/engine/comm.h"
 #include "backend/join/contacts.h"
 #include "backend/join/hosts.h"
@@ -8,14 +8,14 @@
 #include <sys/wait.h>
 
 enum { MOST = 8 };
-/* ---- the text ---- */
+/* ---- the setting ---- */
 static void expect_hosts(const char *text, int size, const int *hosts)
 {
     int found[MOST];
     assert_int_equal(hosts_parse_setting(text, size, found), TUTTI_OK);
     assert_memory_equal(found, hosts, (size_t)size * sizeof *hosts);
 }
-static void test_blocks_and_lists(void **state)
+static void test_setting_is_a_number_of_hosts_or_a_list(void **state)
 {
     (void)state;
     expect_hosts("", 3, (int[]){ 0, 0, 0 });
@@ -33,7 +33,7 @@ static void expect_refused(const char *text, int size, const char *why)
     assert_int_equal(hosts_parse_setting(text, size, found), TUTTI_INVALID_ARGUMENT);
     if (!strstr(tutti_get_last_error(), why)) fail_msg("%s: %s", text, tutti_get_last_error());
 }
-static void test_what_does_not_fit_is_refused(void **state)
+static void test_invalid_setting_is_an_error(void **state)
 {
     (void)state;
     expect_refused("3", 2,
@@ -51,47 +51,49 @@ static void test_what_does_not_fit_is_refused(void **state)
     expect_refused("99999999999999999999", 3, "is not a possible number of hosts");
 }
 
-/* ---- what members say ---- */
-struct said { const char *tokens; const int *simulated; };             /* of each rank: a letter; a number or NULL */
-static void make_group(const struct said *said, struct member *members, struct group *out)
+/* ---- the records of members ---- */
+/* A letter for the host token of each rank, and its simulated host. NULL: no host is simulated. */
+struct records { const char *tokens; const int *simulated; };
+static void make_group(const struct records *records, struct member *members, struct group *out)
 {
-    *out = (struct group){ .size = (int)strlen(said->tokens), .name = "choir", .members = members };
+    *out = (struct group){ .size = (int)strlen(records->tokens), .name = "choir", .members = members };
     for (int r = 0; r < out->size; r++) {
         unsigned char n = (unsigned char)(r + 1);
         members[r] =
             (struct member){ .identity = { { n }, 100u + n, "node" }, .contact = { 2, 4711, 0, { 10, 0, 0, n } } };
-        members[r].host_token[15] = (unsigned char)said->tokens[r];
-        if (!said->simulated) continue;
-        members[r].host = said->simulated[r];
+        members[r].host_token[15] = (unsigned char)records->tokens[r];
+        if (!records->simulated) continue;
+        members[r].host = records->simulated[r];
         members[r].simulates = 1;
     }
 }
-static void expect_layout(const struct said *said, const int *hosts)
+static void expect_layout(const struct records *records, const int *hosts)
 {
     struct member members[MOST];
     struct group g;
     struct layout *layout;
-    make_group(said, members, &g);
+    make_group(records, members, &g);
     assert_int_equal(hosts_create_layout(&g, &layout), TUTTI_OK);
     for (int r = 0; r < g.size; r++) assert_int_equal(layout_host(layout, r), hosts[r]);
     layout_destroy(layout);
 }
-static void test_hosts_by_what_members_have_shown(void **state)
+static void test_ranks_with_one_token_are_on_one_host(void **state)
 {
     (void)state;
-    expect_layout(&(struct said){ "aaa", NULL }, (int[]){ 0, 0, 0 });
-    expect_layout(&(struct said){ "ba", NULL }, (int[]){ 0, 1 });      /* numbered as they come */
-    expect_layout(&(struct said){ "abab", NULL }, (int[]){ 0, 1, 0, 1 });
-    expect_layout(&(struct said){ "cbbacba", NULL }, (int[]){ 0, 1, 1, 2, 0, 1, 2 });
-    expect_layout(&(struct said){ "aaaa", (int[]){ 3, 0, 3, 70000 } }, (int[]){ 0, 1, 0, 2 });
+    expect_layout(&(struct records){ "aaa", NULL }, (int[]){ 0, 0, 0 });
+    /* Hosts are numbered in the order of their first ranks. */
+    expect_layout(&(struct records){ "ba", NULL }, (int[]){ 0, 1 });
+    expect_layout(&(struct records){ "abab", NULL }, (int[]){ 0, 1, 0, 1 });
+    expect_layout(&(struct records){ "cbbacba", NULL }, (int[]){ 0, 1, 1, 2, 0, 1, 2 });
+    expect_layout(&(struct records){ "aaaa", (int[]){ 3, 0, 3, 70000 } }, (int[]){ 0, 1, 0, 2 });
 }
-static void test_pretending_on_several_hosts_is_refused(void **state)
+static void test_simulation_on_several_hosts_is_an_error(void **state)
 {
     struct member members[MOST];
     struct group g;
     struct layout *layout;
     (void)state;
-    make_group(&(struct said){ "aab", (int[]){ 0, 1, 1 } }, members, &g);
+    make_group(&(struct records){ "aab", (int[]){ 0, 1, 1 } }, members, &g);
     assert_int_equal(hosts_create_layout(&g, &layout), TUTTI_INVALID_ARGUMENT);
     assert_non_null(strstr(tutti_get_last_error(),
         "TUTTI_HOSTS simulates hosts for choir, but rank 0 (process 101 on node) and rank 2 (process 103 on node) are "
@@ -101,7 +103,7 @@ static void refuse_contact(const struct sock_address *contact, const char *why)
 {
     struct member members[MOST];
     struct group g;
-    make_group(&(struct said){ "aab", NULL }, members, &g);
+    make_group(&(struct records){ "aab", NULL }, members, &g);
     assert_int_equal(hosts_create_layout(&g, &g.layout), TUTTI_OK);
     assert_int_equal(members_check_addresses(&g), TUTTI_OK);
     members[1].contact = *contact;
@@ -109,7 +111,7 @@ static void refuse_contact(const struct sock_address *contact, const char *why)
     if (!strstr(tutti_get_last_error(), why)) fail_msg("%s", tutti_get_last_error());
     layout_destroy(g.layout);
 }
-static void test_who_cannot_be_reached_is_refused(void **state)
+static void test_rank_without_a_reachable_address_is_an_error(void **state)
 {
     (void)state;
     refuse_contact(&(struct sock_address){ .family = 0 },
@@ -120,7 +122,7 @@ static void test_who_cannot_be_reached_is_refused(void **state)
         "node, 10.0.0.3:4711) of choir is on another one: it offers a loopback address");
 }
 
-/* ---- a group ---- */
+/* ---- joining ---- */
 static void create_refused(struct rank *me)
 {
     struct {
@@ -136,7 +138,7 @@ static void create_refused(struct rank *me)
     if (!strstr(tutti_get_last_error(), c->why)) fprintf(stderr, "%s\n", tutti_get_last_error());
     REQUIRE(strstr(tutti_get_last_error(), c->why) != NULL);
 }
-static void test_a_group_that_does_not_fit_is_refused(void **state)
+static void test_more_hosts_than_ranks_are_an_error(void **state)
 {
     (void)state;
     struct {
@@ -151,7 +153,8 @@ static void test_a_group_that_does_not_fit_is_refused(void **state)
     world_store_destroy(c.store);
 }
 #ifndef NO_PROCESSES
-/* The settings are a process's, so those who differ are processes. */
+/* A process has one setting, so each rank is a process. hosts[r] is the setting of rank r. Returns the number of ranks
+   that did not get that status and piece of text. */
 static int joined_with(const char *const *hosts, int size, tutti_status status, const char *why)
 {
     tutti_unique_id id;
@@ -171,7 +174,7 @@ static int joined_with(const char *const *hosts, int size, tutti_status status, 
         if (wait(&how) < 0 || !WIFEXITED(how) || WEXITSTATUS(how) != 0) bad++;
     return bad;
 }
-static void test_a_rank_with_other_hosts_is_named_on_every_rank(void **state)
+static void test_different_settings_are_an_error_on_every_rank(void **state)
 {
     (void)state;
     const char *why = "TUTTI_HOSTS must be the same on all ranks, or unset on all";
@@ -181,35 +184,37 @@ static void test_a_rank_with_other_hosts_is_named_on_every_rank(void **state)
 }
 #endif
 
-/* ---- where they are ---- */
+/* ---- the hosts of a group ---- */
 static void expect_place(const tutti_comm *comm, int rank, int hosts, int host, int index)
 {
     struct place p = layout_place(comm->group.layout, rank);
     REQUIRE(comm->group.layout->hosts == hosts && p.host == host && p.index == index);
 }
-static void split_evens(struct rank *me)                /* 0,1,0,1,2 */
+/* The ranks are on hosts 0, 1, 0, 1 and 2. */
+static void split_by_parity(struct rank *me)
 {
     tutti_comm *half;
     expect_place(me->comm, 2, 3, 0, 1);
     expect_place(me->comm, 4, 3, 2, 0);
     REQUIRE(me->comm->executor.site.ranks == (me->rank == 4 ? 1 : 2));
     REQUIRE(tutti_comm_split(me->comm, me->rank % 2, 0, &half) == TUTTI_OK);
-    if (me->rank % 2) expect_place(half, 1, 1, 0, 1);   /* both on host 1: one host */
-    else expect_place(half, 2, 2, 1, 0);                /* ranks 0, 2 and 4 */
+    /* Ranks 1 and 3 form a group on one host, and ranks 0, 2 and 4 one on two hosts. */
+    if (me->rank % 2) expect_place(half, 1, 1, 0, 1);
+    else expect_place(half, 2, 2, 1, 0);
     REQUIRE(group_has_several_hosts(&half->group) == (me->rank % 2 == 0));
     int32_t mine = me->rank, sum = 0;
     REQUIRE(tutti_all_reduce(&mine, &sum, 1, TUTTI_INT32, TUTTI_SUM, half, NULL) == TUTTI_OK);
     REQUIRE(sum == (me->rank % 2 ? 4 : 6));
     REQUIRE(tutti_comm_destroy(half) == TUTTI_OK);
 }
-static void test_a_split_group_has_some_of_the_hosts(void **state)
+static void test_split_group_has_the_hosts_of_its_ranks(void **state)
 {
     (void)state;
-    world_threads_on("0,1,0,1,2", 5, NULL, split_evens, NULL);
+    world_threads_on("0,1,0,1,2", 5, NULL, split_by_parity, NULL);
 }
-/* Groups that a program makes of some ranks of its job. */
+/* A group of some ranks of a job. */
 struct job_part { tutti_store store; const int *job_ranks; int hosts; };
-static void be_part(struct rank *me)
+static void join_part(struct rank *me)
 {
     const struct job_part *p = me->context;
     int32_t one = 1, sum = 0;
@@ -227,7 +232,7 @@ static void be_part(struct rank *me)
 }
 static void *part_main(void *rank)
 {
-    be_part(rank);
+    join_part(rank);
     return NULL;
 }
 static void make_part(const int *job_ranks, int size, int hosts)
@@ -242,7 +247,7 @@ static void make_part(const int *job_ranks, int size, int hosts)
     for (int r = 0; r < size; r++) pthread_join(threads[r], NULL);
     world_store_destroy(part.store);
 }
-static void test_a_part_of_a_job_has_its_hosts(void **state)
+static void test_part_of_a_job_has_the_hosts_of_its_ranks(void **state)
 {
     (void)state;
     world_pretend("0,1,0,1");
@@ -262,7 +267,7 @@ static void test_a_part_of_a_job_has_its_hosts(void **state)
         "rank 0 of the group is rank 2 of the job, but its list of members has rank 3 there"));
     assert_true(tutti_last_error_is_refusal());
 }
-static void name_one_of_one_host(struct rank *me)
+static void request_two_shot(struct rank *me)
 {
     float x = 1, y = 0;
     tutti_request r = { .struct_size = sizeof r, .algorithm = "two_shot", .blocking = true };
@@ -274,29 +279,29 @@ static void name_one_of_one_host(struct rank *me)
     REQUIRE(tutti_comm_set_algorithm(me->comm, "allreduce", "one_shot") == TUTTI_INVALID_ARGUMENT);
     REQUIRE(tutti_all_reduce(&x, &y, 1, TUTTI_FLOAT32, TUTTI_SUM, me->comm, NULL) == TUTTI_OK && y == 2);
 }
-static void test_algorithms_of_one_host_are_refused_on_two(void **state)
+static void test_algorithm_of_one_host_is_an_error_on_two(void **state)
 {
     (void)state;
     tutti_config config = { .struct_size = sizeof config, .name = "choir" };
-    world_threads_on("2", 2, &config, name_one_of_one_host, NULL);
+    world_threads_on("2", 2, &config, request_two_shot, NULL);
 }
 
 unit_function test_hosts;
 int test_hosts(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_blocks_and_lists),
-        cmocka_unit_test(test_what_does_not_fit_is_refused),
-        cmocka_unit_test(test_hosts_by_what_members_have_shown),
-        cmocka_unit_test(test_pretending_on_several_hosts_is_refused),
-        cmocka_unit_test(test_who_cannot_be_reached_is_refused),
+        cmocka_unit_test(test_setting_is_a_number_of_hosts_or_a_list),
+        cmocka_unit_test(test_invalid_setting_is_an_error),
+        cmocka_unit_test(test_ranks_with_one_token_are_on_one_host),
+        cmocka_unit_test(test_simulation_on_several_hosts_is_an_error),
+        cmocka_unit_test(test_rank_without_a_reachable_address_is_an_error),
 #ifndef NO_PROCESSES
-        cmocka_unit_test(test_a_rank_with_other_hosts_is_named_on_every_rank),
+        cmocka_unit_test(test_different_settings_are_an_error_on_every_rank),
 #endif
-        cmocka_unit_test(test_a_group_that_does_not_fit_is_refused),
-        cmocka_unit_test(test_a_split_group_has_some_of_the_hosts),
-        cmocka_unit_test(test_a_part_of_a_job_has_its_hosts),
-        cmocka_unit_test(test_algorithms_of_one_host_are_refused_on_two),
+        cmocka_unit_test(test_more_hosts_than_ranks_are_an_error),
+        cmocka_unit_test(test_split_group_has_the_hosts_of_its_ranks),
+        cmocka_unit_test(test_part_of_a_job_has_the_hosts_of_its_ranks),
+        cmocka_unit_test(test_algorithm_of_one_host_is_an_error_on_two),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,4 +1,5 @@
-/* On which interface a process listens: what the setting names, in its order, else the way to the store's host. */
+/* The choice of the interface on which a process listens: one that TUTTI_SOCKET_IFNAME names, in its order, or else the
+   one that leads to the host of the store. */
 #include "backend/base/status.h"
 #include "backend/join/interface.h"
 #include "tests/support/unit.h"
@@ -13,7 +14,7 @@ static struct interface row(const char *name, const char *address, bool up)
     assert_int_equal(inet_pton(i.contact.family, address, i.contact.address), 1);
     return i;
 }
-static void expect(const char *names, const char *address)
+static void expect_choice(const char *names, const char *address)
 {
     const struct interface table[] = { row("lo", "127.0.0.1", true), row("lo", "::1", true),
         row("docker0", "172.17.0.1", true), row("eth1", "10.1.0.1", false), row("eth10", "fe80::10", true),
@@ -24,46 +25,51 @@ static void expect(const char *names, const char *address)
     if (i) inet_ntop(i->contact.family, i->contact.address, found, sizeof found);
     if (strcmp(found, address) != 0) fail_msg("%s: %s instead of %s", names, found, address);
 }
-static void test_names_or_how_they_begin(void **state)
+static void test_setting_gives_prefixes_of_names(void **state)
 {
     (void)state;
-    expect("eth", "10.10.0.1");                         /* eth1 is down, fe80: is of a link alone */
-    expect("eth2", "10.2.0.1");
-    expect("eth1", "10.10.0.1");
-    expect("ib,eth", "fe80::1b");                       /* as ordered; there is no other address */
-    expect("wlan,eth2,eth", "10.2.0.1");
-    expect("wlan", "none");
-    expect("lo", "127.0.0.1");                          /* it was asked for */
-    expect(",", "none");
+    /* eth1 is down, and an fe80: address is link-local. */
+    expect_choice("eth", "10.10.0.1");
+    expect_choice("eth2", "10.2.0.1");
+    expect_choice("eth1", "10.10.0.1");
+    /* ib0 is named first, and has no other address. */
+    expect_choice("ib,eth", "fe80::1b");
+    expect_choice("wlan,eth2,eth", "10.2.0.1");
+    expect_choice("wlan", "none");
+    /* Loopback is chosen if it is named. */
+    expect_choice("lo", "127.0.0.1");
+    expect_choice(",", "none");
 }
-static void test_whole_names(void **state)
+static void test_equals_sign_demands_whole_names(void **state)
 {
     (void)state;
-    expect("=eth1", "none");
-    expect("=eth", "none");
-    expect("=eth1,eth2", "10.2.0.1");                   /* of all in the list */
-    expect("eth1x,=eth2", "10.2.0.1");                  /* of one */
-    expect("=lo", "127.0.0.1");
+    expect_choice("=eth1", "none");
+    expect_choice("=eth", "none");
+    /* A leading "=" is for all names of the list, a later one for its name. */
+    expect_choice("=eth1,eth2", "10.2.0.1");
+    expect_choice("eth1x,=eth2", "10.2.0.1");
+    expect_choice("=lo", "127.0.0.1");
 }
-static void test_all_but_some(void **state)
+static void test_caret_excludes_names_and_loopback(void **state)
 {
     (void)state;
-    expect("^docker", "10.10.0.1");
-    expect("^docker,eth1", "10.2.0.1");
-    expect("^docker,eth", "fe80::1b");
-    expect("^=eth1,docker0", "10.10.0.1");
-    expect("^docker,eth,ib", "none");                   /* never loopback */
+    expect_choice("^docker", "10.10.0.1");
+    expect_choice("^docker,eth1", "10.2.0.1");
+    expect_choice("^docker,eth", "fe80::1b");
+    expect_choice("^=eth1,docker0", "10.10.0.1");
+    /* Loopback is always excluded. */
+    expect_choice("^docker,eth,ib", "none");
 }
-static void test_nothing_is_said(void **state)
+static void test_empty_setting_takes_the_first_interface(void **state)
 {
     (void)state;
-    expect("", "172.17.0.1");
+    expect_choice("", "172.17.0.1");
     assert_null(interface_choose(NULL, 0, ""));
     assert_null(interface_choose(NULL, 0, "eth"));
 }
 
-/* ---- of this machine ---- */
-static void test_a_name_that_nobody_has_is_refused(void **state)
+/* ---- the interfaces of this machine ---- */
+static void test_unknown_name_is_an_error(void **state)
 {
     struct sock_address found = { .family = 0 };
     (void)state;
@@ -75,7 +81,7 @@ static void test_a_name_that_nobody_has_is_refused(void **state)
     assert_int_equal(interface_find_address("=no such", NULL, &found), TUTTI_INVALID_ARGUMENT);
     assert_non_null(strstr(status_detail(), "lo (127.0.0.1)"));
 }
-static void test_loopback_only_when_asked_for(void **state)
+static void test_loopback_is_used_only_if_named(void **state)
 {
     struct sock_address found;
     char name[INTERFACE_NAME_BYTES];
@@ -91,8 +97,8 @@ static void test_loopback_only_when_asked_for(void **state)
     interface_find_name(&found, name);
     assert_string_equal(name, "lo");
 }
-/* An address of this machine is reached by itself. */
-static void test_the_way_to_the_store(void **state)
+/* An address of this machine leads to its own interface. */
+static void test_interface_to_the_store_is_used(void **state)
 {
     struct sock_address here, found;
     char text[INET6_ADDRSTRLEN], name[INTERFACE_NAME_BYTES];
@@ -112,13 +118,13 @@ unit_function test_interface;
 int test_interface(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_names_or_how_they_begin),
-        cmocka_unit_test(test_whole_names),
-        cmocka_unit_test(test_all_but_some),
-        cmocka_unit_test(test_nothing_is_said),
-        cmocka_unit_test(test_a_name_that_nobody_has_is_refused),
-        cmocka_unit_test(test_loopback_only_when_asked_for),
-        cmocka_unit_test(test_the_way_to_the_store),
+        cmocka_unit_test(test_setting_gives_prefixes_of_names),
+        cmocka_unit_test(test_equals_sign_demands_whole_names),
+        cmocka_unit_test(test_caret_excludes_names_and_loopback),
+        cmocka_unit_test(test_empty_setting_takes_the_first_interface),
+        cmocka_unit_test(test_unknown_name_is_an_error),
+        cmocka_unit_test(test_loopback_is_used_only_if_named),
+        cmocka_unit_test(test_interface_to_the_store_is_used),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,10 +1,10 @@
-/* Texts that other processes have put into their records: they end within their fields, and have no control characters,
-   so that an error or a log cannot be forged with them. */
+/* Texts in the records of other processes are terminated within their fields and freed of control characters, so that
+   they cannot forge an error or a log. */
 #include "backend/join/join_result.h"
 #include "backend/join/terms.h"
 #include "tests/support/unit.h"
 
-static void record_texts_are_printable(void **state)
+static void test_texts_of_a_record_are_made_printable(void **state)
 {
     (void)state;
     struct member theirs = { .group = "a\nwarn: b\x1b[31m", .identity.host = "h\tost\x7f" }, copy;
@@ -12,7 +12,7 @@ static void record_texts_are_printable(void **state)
     assert_string_equal(copy.group, "a?warn: b?[31m");
     assert_string_equal(copy.identity.host, "h?ost?");
 }
-static void texts_end_within_their_fields(void **state)
+static void test_texts_of_a_record_are_terminated(void **state)
 {
     (void)state;
     struct member theirs, copy;
@@ -21,7 +21,7 @@ static void texts_end_within_their_fields(void **state)
     assert_int_equal(strnlen(copy.group, sizeof copy.group), sizeof copy.group - 1);
     assert_int_equal(strnlen(copy.identity.host, sizeof copy.identity.host), sizeof copy.identity.host - 1);
 }
-static void terms_texts_are_printable(void **state)
+static void test_texts_of_terms_are_made_printable(void **state)
 {
     (void)state;
     struct terms terms;
@@ -38,9 +38,9 @@ unit_function test_received_texts;
 int test_received_texts(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(record_texts_are_printable),
-        cmocka_unit_test(texts_end_within_their_fields),
-        cmocka_unit_test(terms_texts_are_printable),
+        cmocka_unit_test(test_texts_of_a_record_are_made_printable),
+        cmocka_unit_test(test_texts_of_a_record_are_terminated),
+        cmocka_unit_test(test_texts_of_terms_are_made_printable),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

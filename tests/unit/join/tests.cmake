@@ -1,5 +1,6 @@
 set(names calibration hosts host_barrier)
-if(NOT TUTTI_SANITIZE STREQUAL "thread")                               # it sees one process only
+# The thread sanitizer sees one process only.
+if(NOT TUTTI_SANITIZE STREQUAL "thread")
   list(APPEND names given_up)
 endif()
 tutti_units(unit_join all join ${names})
@@ -14,7 +15,8 @@ target_link_libraries(test_shm_group PRIVATE peers_world)
 tutti_helper(bootstrap_world unit/join/bootstrap_world.c ${join}/bootstrap.c ${join}/bootstrap_id.c ${join}/records.c
   ${join}/terms.c ${join}/join_result.c ${join}/store_wait.c)
 tutti_units(unit_bootstrap transports join bootstrap_store received_texts terms)
-tutti_unit(join bootstrap transports)                                  # replaces poll
+# A program of its own, because it replaces poll.
+tutti_unit(join bootstrap transports)
 foreach(program unit_bootstrap test_bootstrap)
   target_link_libraries(${program} PRIVATE bootstrap_world)
 endforeach()

@@ -1,6 +1,6 @@
-/* Streams of frames with mistakes in them, in pieces of any size, into the parser of links: nothing is read or written
- * beyond a buffer (the sanitizers say so), what comes out is whole and within its bounds, and a stream without mistakes
- * comes out as it went in. fuzz_links --executions N --seed S */
+/* Feeds the parser of links with streams of frames that have mistakes, in pieces of any size. No byte outside a buffer
+   is read or written (the sanitizers check this), each message is complete and within its bounds, and a stream without
+   mistakes gives all its frames. Usage: fuzz_links --executions N --seed S */
 #include "backend/links/frame.h"
 #include "backend/processes/registry.h"
 #include <stdio.h>
@@ -9,14 +9,15 @@
 
 enum { MOST_FRAMES = 12, STREAM_BYTES = MOST_FRAMES * (int)(sizeof(struct frame) + sizeof(union link_message)) };
 static uint64_t state;
-static unsigned draw(unsigned below)                    /* xorshift64* */
+/* Returns a random number below `below` (xorshift64*). */
+static unsigned draw(unsigned below)
 {
     state ^= state >> 12, state ^= state << 25, state ^= state >> 27;
     return (unsigned)((state * 2685821657736338717u) >> 33) % below;
 }
-#define REQUIRE(condition) do { if (!(condition)) fail(#condition, __LINE__); } while (0)
+#define REQUIRE(condition) do { if (!(condition)) fuzz_fail(#condition, __LINE__); } while (0)
 static uint64_t execution, seed;
-static void fail(const char *text, int line)
+static void fuzz_fail(const char *text, int line)
 {
     fprintf(stderr, "line %d: %s; execution %llu of --seed %llu\n", line, text, (unsigned long long)execution,
         (unsigned long long)seed);
@@ -45,7 +46,8 @@ static size_t add_frame(unsigned char *stream)
     memcpy(stream + sizeof frame, &m, bytes);
     return sizeof frame + bytes;
 }
-static void spoil(unsigned char *stream, size_t *bytes)
+/* Makes one mistake in the stream. */
+static void stream_damage(unsigned char *stream, size_t *bytes)
 {
     static const uint32_t numbers[] = { 0, 1, 111, 112, 113, 2160, 2161, 65535, 1u << 31, UINT32_MAX };
     size_t at = draw((unsigned)*bytes), count = draw(64) + 1;
@@ -55,7 +57,8 @@ static void spoil(unsigned char *stream, size_t *bytes)
     case 2:
         if (at + 4 <= *bytes) memcpy(stream + at, &numbers[draw(10)], 4);
         break;
-    case 3:                                             /* where a length is, or a kind, or what was heard */
+    case 3:
+        /* The first 24 bytes are the header of a frame, and the magic, version and kind of its packet. */
         if (*bytes >= 24) memcpy(stream + 4 * draw(6), &numbers[draw(10)], 4);
         break;
     default:
@@ -65,11 +68,12 @@ static void spoil(unsigned char *stream, size_t *bytes)
     }
 }
 
-/* ---- what comes out ---- */
+/* ---- parsed messages ---- */
 /* Returns the number of frames, or -EPROTO. */
 static int frames_count(struct frame_stream *w)
 {
-    union link_message *m = malloc(sizeof *m); /* of its very size, so the sanitizer sees one byte too many */
+    /* It has exactly this size, so the sanitizer finds a byte that is written behind it. */
+    union link_message *m = malloc(sizeof *m);
     int count = 0, bytes;
     while ((bytes = frame_stream_next_message(w, m)) > 0) {
         REQUIRE(bytes >= (int)sizeof m->packet && bytes <= (int)sizeof *m);
@@ -79,7 +83,8 @@ static int frames_count(struct frame_stream *w)
                 && m->entry.msg.flags <= CTRL_MSG_FLAGS);
         count++;
     }
-    REQUIRE(bytes < 0 || w->in_bytes < sizeof w->in);   /* there is room for more, or it is over */
+    /* Without an error the buffer has room for more bytes. */
+    REQUIRE(bytes < 0 || w->in_bytes < sizeof w->in);
     REQUIRE(w->put - w->taken <= STREAM_WINDOW);
     free(m);
     return bytes < 0 ? bytes : count;
@@ -87,12 +92,12 @@ static int frames_count(struct frame_stream *w)
 static void execute(unsigned char *stream)
 {
     struct frame_stream *w = calloc(1, sizeof *w);
-    int frames = (int)draw(MOST_FRAMES) + 1, heard = 0;
+    int frames = (int)draw(MOST_FRAMES) + 1, received = 0;
     size_t bytes = 0, whole = draw(8) == 0 ? sizeof w->in : draw(200) + 1;
     for (int i = 0; i < frames; i++) bytes += add_frame(stream + bytes);
     int mistakes = (int)draw(4);
-    for (int i = 0; i < mistakes && bytes; i++) spoil(stream, &bytes);
-    for (size_t at = 0; at < bytes && heard >= 0;) {
+    for (int i = 0; i < mistakes && bytes; i++) stream_damage(stream, &bytes);
+    for (size_t at = 0; at < bytes && received >= 0;) {
         size_t room = sizeof w->in - w->in_bytes, piece = draw((unsigned)whole) + 1;
         if (piece > room) piece = room;
         if (piece > bytes - at) piece = bytes - at;
@@ -100,10 +105,11 @@ static void execute(unsigned char *stream)
         w->in_bytes += piece;
         at += piece;
         int count = frames_count(w);
-        heard = count < 0 ? count : heard + count;
+        received = count < 0 ? count : received + count;
     }
-    if (!mistakes) REQUIRE(heard == frames && w->got == (uint32_t)bytes && !w->in_bytes);
-    if (draw(4) == 0)                                   /* however much is said, it has a bound */
+    if (!mistakes) REQUIRE(received == frames && w->got == (uint32_t)bytes && !w->in_bytes);
+    /* The output buffer is bounded, however many messages are put into it. */
+    if (draw(4) == 0)
         for (int i = 0; i < 100; i++) {
             struct packet packet = packet_make_from_us(registry.self.nonce, HEARTBEAT);
             frame_stream_put(w, &packet, sizeof packet, STREAM_WINDOW);

@@ -1,5 +1,5 @@
-/* Who connects to the port that links use and is none of us gets nothing and disturbs nobody, however many they are;
-   and what we say when it is a stranger that we call. */
+/* Strangers, processes that do not belong to the group, connect to the port of links. They get no data and do not
+   disturb the links of the group, however many they are. A link to a stranger is an error with a text. */
 #include "backend/base/clock.h"
 #include "backend/base/status.h"
 #include "backend/links/link.h"
@@ -34,7 +34,7 @@ static void await_input(int socket)
     struct pollfd ready = { .fd = socket, .events = POLLIN };
     REQUIRE(poll(&ready, 1, JOIN_MS) == 1);
 }
-static void say_something(int socket, int i)
+static void send_nonsense(int socket, int i)
 {
     char nonsense[300];
     memset(nonsense, 'x', sizeof nonsense);
@@ -45,8 +45,9 @@ static void say_something(int socket, int i)
     send(socket, what[i % 6], bytes[i % 6], MSG_NOSIGNAL | MSG_DONTWAIT);
 }
 
-/* ---- they call us ---- */
-static void flood(void)                                 /* 2 is no process of ours, and 0 and 1 meet meanwhile */
+/* ---- strangers that connect ---- */
+/* Process 2 is a stranger and opens many connections, while 0 and 1 open their link. */
+static void flood(void)
 {
     int silent[SILENT];
     if (rank < 2) {
@@ -55,12 +56,13 @@ static void flood(void)                                 /* 2 is no process of ou
         REQUIRE(links_listen(&at, &world->contact[rank]) == TUTTI_OK);
     }
     world_barrier(3);
-    for (int i = 0; i < SILENT && rank == 2; i++) silent[i] = connect_raw(i % 2);      /* and stay */
+    /* These connections stay open and silent. */
+    for (int i = 0; i < SILENT && rank == 2; i++) silent[i] = connect_raw(i % 2);
     world_barrier(3);
     if (rank == 2) {
         for (int i = 0; i < FLOOD; i++) {
             int one = connect_raw(i % 2);
-            if (one >= 0) say_something(one, i);
+            if (one >= 0) send_nonsense(one, i);
             if (one >= 0) close(one);
             if (i == FLOOD / 10) world_barrier(3);
         }
@@ -79,7 +81,7 @@ static void flood(void)                                 /* 2 is no process of ou
     world_barrier(3);
     for (int i = 0; i < SILENT; i++) close(silent[i]);
 }
-static void test_strangers_disturb_nobody(void **state)
+static void test_strangers_do_not_disturb_links(void **state)
 {
     (void)state;
     world_run(3, flood, 0);
@@ -93,24 +95,24 @@ static void await_dismissal(void)
     for (int i = 0; i < 6; i++) {
         int stranger = connect_raw(0);
         struct pollfd end = { .fd = stranger, .events = POLLRDHUP };
-        say_something(stranger, i);
+        send_nonsense(stranger, i);
         REQUIRE(stranger >= 0 && poll(&end, 1, 2 * GENEROUS_MS) == 1);
         close(stranger);
     }
     REQUIRE(descriptors_settle_at(before));
     peers_release();
 }
-static void test_strangers_are_dismissed(void **state)
+static void test_strangers_are_disconnected(void **state)
 {
     (void)state;
     world_run(1, await_dismissal, 0);
 }
 
-/* ---- they know all but the key ---- */
-/* Everything that a stranger may read or has seen, and what comes back: a challenge, then a refusal or nothing, and
-   never a byte of this process. The twelve bytes of another version are the first of the ways. */
+/* ---- strangers that know all but the key ---- */
+/* A stranger sends hellos with all that it may read or has seen. It gets a challenge, then a refusal or, for another
+   version (way 0), only the end of the connection, and never data of this process. */
 enum { WAYS = 6 };
-static void try_to_get_in(void)
+static void connect_without_the_key(void)
 {
     struct sock_address at = world_contact("127.0.0.1", 0);
     struct identity mine;
@@ -123,7 +125,8 @@ static void try_to_get_in(void)
         handshake_begin(&h, handshake_of_links);
         await_input(one);
         REQUIRE(handshake_receive_opening(&h, one) == 1);
-        if (way == 1) h.opening.challenge[0] ^= 1;      /* so it proves what it has proved on another connection */
+        /* Way 1: the proof is that of another connection. */
+        if (way == 1) h.opening.challenge[0] ^= 1;
         REQUIRE(handshake_send_hello(&h, &elsewhere, mine.nonce, &world_key, 0, -1) < 0);
         if (way == 0) h.hello.head.version++;
         if (way == 2) h.hello.key.bytes[0] ^= 1;
@@ -145,14 +148,14 @@ static void try_to_get_in(void)
     pthread_mutex_unlock(&registry.lock);
     peers_release();
 }
-static void test_strangers_who_know_all_but_the_key_are_refused(void **state)
+static void test_strangers_without_the_key_are_refused(void **state)
 {
     (void)state;
-    world_run(1, try_to_get_in, 0);
+    world_run(1, connect_without_the_key, 0);
 }
-/* Callers that say a hello without a proof, or that they have seen, and stay: they keep nobody out, and the calls of
-   this process to the one in whose name they come go on. */
-static void occupy(void)                                /* 2 is no process of ours */
+/* Process 2, a stranger, opens many connections in the names of processes 0 and 1, sends a hello without its last byte
+   on each, and leaves them open. Processes 0 and 1 still open their link. */
+static void hold_connections(void)
 {
     if (rank < 2) {
         struct sock_address at = world_contact("127.0.0.1", 0);
@@ -166,7 +169,7 @@ static void occupy(void)                                /* 2 is no process of ou
             struct handshake_hello hello = hello_to(world->identity[i % 2].nonce);
             hello.from = world->identity[1 - i % 2];
             held[i] = connect_raw(i % 2);
-            send(held[i], &hello, sizeof hello - 1, MSG_NOSIGNAL | MSG_DONTWAIT);      /* the last byte never comes */
+            send(held[i], &hello, sizeof hello - 1, MSG_NOSIGNAL | MSG_DONTWAIT);
         }
         world_barrier(3);
         world_barrier(3);
@@ -180,13 +183,13 @@ static void occupy(void)                                /* 2 is no process of ou
     peer_release(peer);
     peers_release();
 }
-static void test_callers_without_a_proof_keep_nobody_out(void **state)
+static void test_connections_without_a_proof_keep_no_link_out(void **state)
 {
     (void)state;
-    world_run(3, occupy, 0);
+    world_run(3, hold_connections, 0);
 }
 
-/* ---- we call them ---- */
+/* ---- links to a stranger ---- */
 static void answer_with(int listener, const void *bytes, size_t count, bool once)
 {
     struct pollfd ready = { .fd = listener, .events = POLLIN };
@@ -195,14 +198,14 @@ static void answer_with(int listener, const void *bytes, size_t count, bool once
     do {
         if (poll(&ready, 1, 100) != 1) continue;
         int one = tcp_accept(listener);
-        struct pollfd said = { .fd = one, .events = POLLIN };
-        poll(&said, 1, JOIN_MS);
+        struct pollfd reply = { .fd = one, .events = POLLIN };
+        poll(&reply, 1, JOIN_MS);
         recv(one, ignored, sizeof ignored, MSG_DONTWAIT);
         if (count) send(one, bytes, count, MSG_NOSIGNAL);
         close(one);
     } while (!once && !atomic_load(&world->skip) && clock_ms() < until);
 }
-static void expect(const struct identity *other, const char *text)
+static void require_error(const struct identity *other, const char *text)
 {
     struct peer *peer;
     REQUIRE(link_acquire(other, &world_key, &world->contact[1], &peer) == TUTTI_OK);
@@ -210,7 +213,8 @@ static void expect(const struct identity *other, const char *text)
     if (!strstr(status_detail(), text)) world_fail(text, __FILE__, __LINE__);
     peer_release(peer);
 }
-static void call_a_stranger(void)                       /* 1 is no process of ours */
+/* Process 1 is a stranger, and answers in five ways. */
+static void link_to_a_stranger(void)
 {
     struct sock_address at = world_contact("127.0.0.1", 0);
     struct identity *mine = &world->identity[0], other = { .nonce = { 9 }, .pid = 1, .host = "elsewhere" };
@@ -226,17 +230,18 @@ static void call_a_stranger(void)                       /* 1 is no process of ou
         struct {
             struct handshake_opening opening;
             struct handshake_answer answer;
-        } said = { { { "tutti-l", HANDSHAKE_VERSION, HANDSHAKE_OPENING }, { 1 } },
+        } reply = { { { "tutti-l", HANDSHAKE_VERSION, HANDSHAKE_OPENING }, { 1 } },
             { { "tutti-l", HANDSHAKE_VERSION, round == 3 ? HANDSHAKE_REFUSED : HANDSHAKE_WELCOME }, 0, { 0 } } };
+        /* The stranger closes, sends HTTP, has another version, refuses, or welcomes without a proof. */
         const char *texts[] = { "closed the connection", "another program", "another version", "TUTTI_SECRET_FILE",
             "TUTTI_SECRET_FILE" };
-        if (round == 2) said.opening.head.version++;
+        if (round == 2) reply.opening.head.version++;
         if (rank == 0) {
-            expect(&other, texts[round]);
+            require_error(&other, texts[round]);
             atomic_store(&world->skip, 1);
         } else if (round == 0) answer_with(listener, NULL, 0, false);
         else if (round == 1) answer_with(listener, "HTTP/1.1 400 Bad Request\r\n\r\n", 28, false);
-        else answer_with(listener, &said, sizeof said, false);      /* refuses, or welcomes without a proof */
+        else answer_with(listener, &reply, sizeof reply, false);
         world_barrier(2);
         if (rank == 0) atomic_store(&world->skip, 0);
         world_barrier(2);
@@ -244,20 +249,20 @@ static void call_a_stranger(void)                       /* 1 is no process of ou
     if (rank == 0) peers_release();
     else close(listener);
 }
-static void test_what_is_said_of_a_stranger(void **state)
+static void test_link_to_a_stranger_is_an_error(void **state)
 {
     (void)state;
-    world_run(2, call_a_stranger, 0);
+    world_run(2, link_to_a_stranger, 0);
 }
 unit_function test_link_strangers;
 int test_link_strangers(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_strangers_disturb_nobody),
-        cmocka_unit_test(test_strangers_are_dismissed),
-        cmocka_unit_test(test_strangers_who_know_all_but_the_key_are_refused),
-        cmocka_unit_test(test_callers_without_a_proof_keep_nobody_out),
-        cmocka_unit_test(test_what_is_said_of_a_stranger),
+        cmocka_unit_test(test_strangers_do_not_disturb_links),
+        cmocka_unit_test(test_strangers_are_disconnected),
+        cmocka_unit_test(test_strangers_without_the_key_are_refused),
+        cmocka_unit_test(test_connections_without_a_proof_keep_no_link_out),
+        cmocka_unit_test(test_link_to_a_stranger_is_an_error),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

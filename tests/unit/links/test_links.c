@@ -1,5 +1,5 @@
-/* Links between processes that are on different hosts, or pretend to be: made by both at once or when there is
-   something to send, in order, with cards, notes of who gave up that are passed on, and children that start anew. */
+/* Links between processes, all on this host: both ends connect at once, or when there is a message to send; the order
+   of messages, aborted joins that are forwarded, process addresses, and children of fork. */
 #include "backend/base/clock.h"
 #include "backend/base/status.h"
 #include "backend/control/channel.h"
@@ -19,7 +19,7 @@ static bool await_condition(bool (*is_so)(const void *), const void *what)
 }
 
 /* ---- connecting ---- */
-static void call_each_other(void)
+static void link_all(void)
 {
     struct peer *peers[MOST] = { NULL };
     int before = count_descriptors();
@@ -29,7 +29,8 @@ static void call_each_other(void)
     for (int hop = 1; hop < size; hop++)
         REQUIRE(link_await(peers[(rank + hop) % size], clock_ms() + JOIN_MS) == TUTTI_OK);
     world_barrier(size);
-    REQUIRE(descriptors_settle_at(before + 4 + size - 1));             /* one for each, both ways */
+    /* A link to each other process has one descriptor for both directions. */
+    REQUIRE(descriptors_settle_at(before + 4 + size - 1));
     REQUIRE(world_link((rank + 1) % size) == peers[(rank + 1) % size]);
     for (int peer = 0; peer < size; peer++) REQUIRE(peer == rank || !peer_is_gone(peers[peer]));
     REQUIRE(link_one_way_ns(peers[(rank + 1) % size]) < JOIN_MS * 1e6 && link_one_way_ns(NULL) == 0);
@@ -39,20 +40,21 @@ static void call_each_other(void)
     peers_release();
     REQUIRE(count_descriptors() == before);
 }
-static void test_both_call_at_once(void **state)
+static void test_both_ends_connect_at_once(void **state)
 {
     (void)state;
-    for (int i = 0; i < 10; i++) world_run(2, call_each_other, 0);
-    world_run(5, call_each_other, 0);
+    for (int i = 0; i < 10; i++) world_run(2, link_all, 0);
+    world_run(5, link_all, 0);
 }
-static void test_both_call_at_once_over_ipv6(void **state)
+static void test_both_ends_connect_at_once_over_ipv6(void **state)
 {
     (void)state;
     address = "::1";
-    world_run(3, call_each_other, 0);
+    world_run(3, link_all, 0);
     address = "127.0.0.1";
 }
-static void be_on_one_host_and_on_two(void)             /* the same two processes */
+/* Two processes have both a connection of one host and a link. */
+static void hold_connection_and_link(void)
 {
     struct peer *near, *far;
     world_listen(address);
@@ -67,41 +69,42 @@ static void be_on_one_host_and_on_two(void)             /* the same two processe
     peer_release(far);
     peers_release();
 }
-static void test_a_connection_and_a_link_are_two(void **state)
+static void test_connection_and_link_to_one_process_are_two_peers(void **state)
 {
     (void)state;
-    world_run(2, be_on_one_host_and_on_two, 0);
+    world_run(2, hold_connection_and_link, 0);
 }
 
 /* ---- channels ---- */
-struct eager_ring { _Atomic int count, last[3]; bool ordered; };              /* by word */
-static void ring_receive(void *context, int from, const void *bytes, size_t length)
+/* The messages that have arrived: their number, the last value of each type, and whether those of each type rose. */
+struct inbox { _Atomic int count, last[3]; bool ordered; };
+static void inbox_receive(void *context, int from, const void *bytes, size_t length)
 {
-    struct eager_ring *box = context;
+    struct inbox *received = context;
     int value;
     REQUIRE(from == 1 - rank && length == 1024);
     memcpy(&value, bytes, sizeof value);
-    box->ordered &= value > atomic_load(&box->last[value % 3]);
-    atomic_store(&box->last[value % 3], value);
-    atomic_fetch_add(&box->count, 1);
+    received->ordered &= value > atomic_load(&received->last[value % 3]);
+    atomic_store(&received->last[value % 3], value);
+    atomic_fetch_add(&received->count, 1);
 }
 static bool has_all(const void *what)
 {
-    const struct eager_ring *box = what;
+    const struct inbox *received = what;
     bool all = true;
-    for (int word = 0; word < 3; word++) all &= atomic_load(&box->last[word]) > MANY - 3;
+    for (int type = 0; type < 3; type++) all &= atomic_load(&received->last[type]) > MANY - 3;
     return all;
 }
-static bool has_some(const void *box) { return atomic_load(&((const struct eager_ring *)box)->count) > 0; }
-static struct channel *open_channel(struct peer *const *peers, struct eager_ring *box)
+static bool has_some(const void *received) { return atomic_load(&((const struct inbox *)received)->count) > 0; }
+static struct channel *open_channel(struct peer *const *peers, struct inbox *received)
 {
     struct channel *c;
-    *box = (struct eager_ring){ .ordered = true };
-    REQUIRE(channel_open(token, rank, peers, size, NULL, &(struct channel_user){ ring_receive, NULL, box }, &c)
+    *received = (struct inbox){ .ordered = true };
+    REQUIRE(channel_open(token, rank, peers, size, NULL, &(struct channel_user){ inbox_receive, NULL, received }, &c)
         == TUTTI_OK);
     return c;
 }
-/* Large ones: most are queued, and later ones take their place. */
+/* The messages are large, so most are queued, and later ones of their type replace them. */
 static void channel_post_value(struct channel *c, int value)
 {
     char bytes[1024] = { 0 };
@@ -111,12 +114,12 @@ static void channel_post_value(struct channel *c, int value)
 static void post_without_waiting(void)
 {
     struct peer *peers[2] = { NULL };
-    struct eager_ring box;
+    struct inbox received;
     world_listen(address);
     peers[1 - rank] = world_hold(1 - rank);
-    struct channel *c = open_channel(peers, &box);
+    struct channel *c = open_channel(peers, &received);
     for (int i = 1; i <= MANY; i++) channel_post_value(c, i);
-    REQUIRE(await_condition(has_all, &box) && box.ordered);
+    REQUIRE(await_condition(has_all, &received) && received.ordered);
     world_barrier(2);
     channel_close(c);
     peer_release(peers[1 - rank]);
@@ -127,14 +130,16 @@ static void test_messages_keep_their_order(void **state)
     (void)state;
     world_run(2, post_without_waiting, 0);
 }
-static void say_and_leave(void) /* what was said last arrives, also over a link that is not open */
+/* Process 1 sends messages and leaves. Process 0, which never waits for the link, has them all when the loss is
+   reported. */
+static void post_and_leave(void)
 {
     struct peer *peers[2] = { NULL };
-    struct eager_ring box;
+    struct inbox received;
     struct loss loss = { 0 };
     world_listen(address);
     peers[1 - rank] = rank == 0 ? world_hold(1) : world_link(0);
-    struct channel *c = open_channel(peers, &box);
+    struct channel *c = open_channel(peers, &received);
     world_barrier(2);
     if (rank == 1)
         for (int i = MANY - 100; i <= MANY; i++) channel_post_value(c, i);
@@ -142,7 +147,7 @@ static void say_and_leave(void) /* what was said last arrives, also over a link 
         struct peer_watch watch = { .peer = peers[1], .lost = loss_record, .context = &loss };
         peer_watch(&watch);
         loss_await(&loss);
-        REQUIRE(has_all(&box) && box.ordered && peers[1]->state == LEFT);
+        REQUIRE(has_all(&received) && received.ordered && peers[1]->state == LEFT);
         peer_unwatch(&watch);
         REQUIRE(!channel_send(c, 1, 0, "x", 1) && link_await(peers[1], clock_ms() + JOIN_MS) == TUTTI_PEER_LOST);
     }
@@ -150,39 +155,42 @@ static void say_and_leave(void) /* what was said last arrives, also over a link 
     peer_release(peers[1 - rank]);
     peers_release();
 }
-static void test_what_was_said_comes_before_the_goodbye(void **state)
+static void test_messages_arrive_before_the_loss_is_reported(void **state)
 {
     (void)state;
-    world_run(2, say_and_leave, 0);
+    world_run(2, post_and_leave, 0);
 }
-static void release_before_it_is_open(void)
+/* Process 0 sends and releases the link at once. */
+static void post_and_release(void)
 {
     struct peer *peers[2] = { NULL };
-    struct eager_ring box;
+    struct inbox received;
     world_listen(address);
     peers[1 - rank] = world_hold(1 - rank);
-    struct channel *c = open_channel(peers, &box);
+    struct channel *c = open_channel(peers, &received);
     if (rank == 0)
         for (int i = MANY - 2; i <= MANY; i++) channel_post_value(c, i);
-    else REQUIRE(await_condition(has_all, &box));
+    else REQUIRE(await_condition(has_all, &received));
     peer_release(peers[1 - rank]);
     world_barrier(2);
     channel_close(c);
     peers_release();
 }
-static void test_what_was_said_is_delivered_although_nobody_holds_the_link(void **state)
+static void test_messages_arrive_after_their_link_is_released(void **state)
 {
     (void)state;
-    world_run(2, release_before_it_is_open, 0);
+    world_run(2, post_and_release, 0);
 }
 
-/* ---- a group given up ---- */
-static bool is_given_up_by_first(const void *name)
+/* ---- aborted joins ---- */
+static bool is_aborted_by_first(const void *name)
 {
     struct identity by;
     return peers_join_is_aborted(name, &by) && nonce_equal(by.nonce, world->identity[0].nonce) && by.pid;
 }
-static void pass_on(void)                               /* 0 and 2 know 1 only; then 3 comes */
+/* Processes 0 and 2 each have one peer, process 1, and 0 aborts the join. With four processes, 1 and 2 are connected as
+   on one host, and process 3 opens a link to 2 afterwards. */
+static void forward_abort(void)
 {
     struct peer *peer = NULL;
     bool near = rank != 0 && size == 4;
@@ -192,23 +200,26 @@ static void pass_on(void)                               /* 0 and 2 know 1 only; 
     if (rank == 2 && !near) peer = world_link(1);
     world_barrier(size);
     if (rank == 0) peers_abort_join(token);
-    if (rank < 3) REQUIRE(await_condition(is_given_up_by_first, token));
+    if (rank < 3) REQUIRE(await_condition(is_aborted_by_first, token));
     world_barrier(size);
     if (rank == 3) {
         peer = world_link(2);
-        REQUIRE(await_condition(is_given_up_by_first, token));
+        REQUIRE(await_condition(is_aborted_by_first, token));
     }
     world_barrier(size);
     peer_release(peer);
     peers_release();
 }
-static void test_who_gives_up_is_heard_of_from_a_third(void **state)
+static void test_aborted_join_is_forwarded(void **state)
 {
     (void)state;
-    world_run(3, pass_on, 0);                           /* from link to link */
-    world_run(4, pass_on, 0);                           /* from link to connection, and to who comes later */
+    /* From link to link. */
+    world_run(3, forward_abort, 0);
+    /* From a link to a connection of one host, and to a process that connects later. */
+    world_run(4, forward_abort, 0);
 }
-static void pass_on_from_the_host(void)                 /* 0 tells 1, on its host; 1 has a link to 2 */
+/* Process 0 aborts the join. It has a connection of one host to 1, which has a link to 2. */
+static void forward_abort_of_host(void)
 {
     struct peer *peer = NULL;
     world_listen(address);
@@ -216,18 +227,18 @@ static void pass_on_from_the_host(void)                 /* 0 tells 1, on its hos
     if (rank == 2) peer = world_link(1);
     world_barrier(size);
     if (rank == 0) peers_abort_join(other_token);
-    REQUIRE(await_condition(is_given_up_by_first, other_token));
+    REQUIRE(await_condition(is_aborted_by_first, other_token));
     world_barrier(size);
     peer_release(peer);
     peers_release();
 }
-static void test_who_gives_up_on_a_host_is_heard_of_elsewhere(void **state)
+static void test_aborted_join_is_forwarded_to_other_hosts(void **state)
 {
     (void)state;
-    world_run(3, pass_on_from_the_host, 0);
+    world_run(3, forward_abort_of_host, 0);
 }
 
-/* ---- cards ---- */
+/* ---- process addresses ---- */
 static void expect_address(struct peer *peer, const char *text)
 {
     char process_address[PROCESS_ADDRESS_BYTES];
@@ -237,7 +248,8 @@ static void expect_address(struct peer *peer, const char *text)
         REQUIRE((status = link_get_process_address(peer, process_address, &bytes)) >= 0);
         if (status == TUTTI_OK && bytes == strlen(text) && !memcmp(process_address, text, bytes)) return;
     }
-    REQUIRE(false);                                     /* the process address has not come */
+    /* The process address has not arrived in time. */
+    REQUIRE(false);
 }
 static void show_addresses(void)
 {
@@ -250,8 +262,8 @@ static void show_addresses(void)
     REQUIRE(links_publish_address(large, sizeof large) == TUTTI_INTERNAL);
     if (rank == 0) REQUIRE(links_publish_address("first", 5) == TUTTI_OK);
     world_barrier(2);
-    if (rank == 1) expect_address(peer, "first");          /* makes the link, too */
-    /* The other rank asks before the address is there. */
+    /* The request of rank 1 also connects the link. Rank 0 asks before rank 1 has published an address. */
+    if (rank == 1) expect_address(peer, "first");
     else REQUIRE(link_get_process_address(peer, process_address, &bytes) == TUTTI_IN_PROGRESS);
     world_barrier(2);
     if (rank == 1) REQUIRE(links_publish_address(large, PROCESS_ADDRESS_BYTES) == TUTTI_OK);
@@ -278,25 +290,26 @@ static void test_addresses_are_sent_on_request(void **state)
 }
 
 /* ---- fork ---- */
-static void fork_and_start_anew(void)
+static void fork_and_link(void)
 {
     struct peer *peers[2] = { NULL };
-    struct identity anew;
+    struct identity own;
     struct sock_address at;
-    struct eager_ring box;
+    struct inbox received;
     struct loss loss = { 0 };
     int before = count_descriptors();
     world_listen(address);
     peers[1 - rank] = world_link(1 - rank);
-    struct channel *c = open_channel(peers, &box);
+    struct channel *c = open_channel(peers, &received);
     struct peer_watch watch = { .peer = peers[1 - rank], .lost = loss_record, .context = &loss };
     peer_watch(&watch);
     world_barrier(2);
     pid_t child = fork();
     if (child == 0) {
         REQUIRE(count_descriptors() == before && peer_is_gone(peers[1 - rank]));
-        peers_release();                                /* of its parent's: nothing happens */
-        REQUIRE(world_acquire(&anew) == TUTTI_OK);
+        /* The parent acquired the peers, so this call does nothing. */
+        peers_release();
+        REQUIRE(world_acquire(&own) == TUTTI_OK);
         at = world_contact(address, 0);
         REQUIRE(links_listen(&at, &at) == TUTTI_OK && at.port != world->contact[rank].port);
         for (int other = 0; other < 2; other++) peer_release(world_link(other));
@@ -306,36 +319,36 @@ static void fork_and_start_anew(void)
     int status;
     REQUIRE(waitpid(child, &status, 0) == child && status == 0);
     channel_post_value(c, 1);
-    REQUIRE(await_condition(has_some, &box) && !peer_is_gone(peers[1 - rank]) && !atomic_load(&loss.count));
+    REQUIRE(await_condition(has_some, &received) && !peer_is_gone(peers[1 - rank]) && !atomic_load(&loss.count));
     world_barrier(2);
     peer_unwatch(&watch);
     channel_close(c);
     peer_release(peers[1 - rank]);
     peers_release();
 }
-static void test_child_of_fork_starts_anew(void **state)
+static void test_child_of_fork_opens_its_own_links(void **state)
 {
     (void)state;
 #if defined(__SANITIZE_THREAD__)
     print_message("the thread sanitizer does not allow threads in a child of a process with threads\n");
     skip();
 #endif
-    world_run(2, fork_and_start_anew, 0);
+    world_run(2, fork_and_link, 0);
 }
 unit_function test_links;
 int test_links(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_both_call_at_once),
-        cmocka_unit_test(test_both_call_at_once_over_ipv6),
-        cmocka_unit_test(test_a_connection_and_a_link_are_two),
+        cmocka_unit_test(test_both_ends_connect_at_once),
+        cmocka_unit_test(test_both_ends_connect_at_once_over_ipv6),
+        cmocka_unit_test(test_connection_and_link_to_one_process_are_two_peers),
         cmocka_unit_test(test_messages_keep_their_order),
-        cmocka_unit_test(test_what_was_said_comes_before_the_goodbye),
-        cmocka_unit_test(test_what_was_said_is_delivered_although_nobody_holds_the_link),
-        cmocka_unit_test(test_who_gives_up_is_heard_of_from_a_third),
-        cmocka_unit_test(test_who_gives_up_on_a_host_is_heard_of_elsewhere),
+        cmocka_unit_test(test_messages_arrive_before_the_loss_is_reported),
+        cmocka_unit_test(test_messages_arrive_after_their_link_is_released),
+        cmocka_unit_test(test_aborted_join_is_forwarded),
+        cmocka_unit_test(test_aborted_join_is_forwarded_to_other_hosts),
         cmocka_unit_test(test_addresses_are_sent_on_request),
-        cmocka_unit_test(test_child_of_fork_starts_anew),
+        cmocka_unit_test(test_child_of_fork_opens_its_own_links),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,5 +1,5 @@
-/* Encrypted connections: what is sent arrives, in whatever pieces; a key that is not the other's, and a byte that was
-   changed on its way, end them; and what cannot be had is said. */
+/* Encrypted connections: bytes arrive in pieces of any size, a different key or a changed byte ends the connection, and
+   a wrong setting or a missing library is an error. */
 #include "backend/base/memory.h"
 #include "backend/base/settings.h"
 #include "backend/base/status.h"
@@ -52,7 +52,7 @@ static ssize_t receive_piece(struct end *e, size_t at, size_t bytes)
     struct iovec list[2] = { { to + at, bytes / 3 }, { to + at + bytes / 3, bytes - bytes / 3 } };
     return tls_receive(e->tls, e->socket, list, 2);
 }
-/* All bytes one way, in pieces of up to so many. Neither end waits. */
+/* Sends `bytes` bytes from `a` to `b`, in pieces of at most `piece` bytes. Neither end waits. */
 static void carry(struct end *a, struct end *b, size_t bytes, size_t piece)
 {
     size_t sent = 0, came = 0;
@@ -70,19 +70,20 @@ static void carry(struct end *a, struct end *b, size_t bytes, size_t piece)
     assert_memory_equal(from, to, bytes);
     memset(to, 0, bytes);
 }
-static void test_what_is_sent_arrives(void **state)
+static void test_bytes_arrive_in_pieces_of_any_size(void **state)
 {
     static const size_t pieces[] = { 1, 100, 16384, 16385, 300000, MANY };
     (void)state;
     for (size_t i = 0; i < sizeof pieces / sizeof *pieces; i++) {
         struct both b = connected_well();
         size_t bytes = size_smaller(MANY, 1000 * pieces[i]);
-        carry(&b.called, &b.caller, bytes, pieces[i]); /* the called one may be the first to have something to say */
+        /* The end that did not connect may send first. */
+        carry(&b.called, &b.caller, bytes, pieces[i]);
         carry(&b.caller, &b.called, bytes, pieces[i]);
         both_free(&b);
     }
 }
-/* The handshake, by as many calls as it takes; 0 or the errno of who does not go on. */
+/* Does the handshake. Returns 0, or the errno of the first end that fails. */
 static int shake_hands(struct both *b)
 {
     struct end *ends[2] = { &b->caller, &b->called };
@@ -96,7 +97,7 @@ static int shake_hands(struct both *b)
     }
     return 0;
 }
-static void test_another_key(void **state)
+static void test_different_key_is_an_error(void **state)
 {
     unsigned char keys[2][KEY_BYTES];
     (void)state;
@@ -106,8 +107,9 @@ static void test_another_key(void **state)
     assert_int_equal(shake_hands(&b), EPROTO);
     both_free(&b);
 }
-/* Everything that leaves goes by way of the test, which changes one byte of it. */
-static int pass_on(int out_of, int into, size_t *left)
+/* Forwards bytes from one socket to another, and changes the byte that *left others precede. Returns 0 if there are
+   none to forward. */
+static int forward(int out_of, int into, size_t *left)
 {
     unsigned char bytes[4096];
     ssize_t n = recv(out_of, bytes, sizeof bytes, MSG_DONTWAIT);
@@ -117,12 +119,13 @@ static int pass_on(int out_of, int into, size_t *left)
     assert_int_equal(send(into, bytes, (size_t)n, MSG_NOSIGNAL), n);
     return 1;
 }
-static void test_a_byte_that_was_changed(void **state)
+static void test_changed_byte_ends_the_connection(void **state)
 {
     (void)state;
     for (size_t at = 0; at < 600; at += 37) {
         struct both b = connected_well(), way = connected_well();
-        int there = b.called.socket, here = way.caller.socket; /* caller - there, here - called */
+        /* The caller is connected to `there` and the called end to `here`, and the test forwards between these two. */
+        int there = b.called.socket, here = way.caller.socket;
         b.called.socket = way.called.socket;
         way.called.socket = there;
         size_t left = at, right = SIZE_MAX, came = 0;
@@ -133,7 +136,7 @@ static void test_a_byte_that_was_changed(void **state)
             if (n == 0 || (n < 0 && errno != EAGAIN)) error = n ? errno : ECONNRESET;
             came += n > 0 ? (size_t)n : 0;
             tls_push(b.called.tls, b.called.socket);
-            while (pass_on(there, here, &left) | pass_on(here, there, &right)) {}
+            while (forward(there, here, &left) | forward(here, there, &right)) {}
         }
         assert_true(error == EPROTO || error == ECONNRESET || came == 0);
         both_free(&b);
@@ -143,8 +146,8 @@ static void test_a_byte_that_was_changed(void **state)
         close(here);
     }
 }
-/* Only tls_receive reads: what something else had read, no socket would tell of. */
-static void test_sending_reads_nothing(void **state)
+/* Only tls_receive reads from the socket, because poll does not show bytes that another call has read. */
+static void test_sending_does_not_read(void **state)
 {
     struct both b = connected_well();
     struct pollfd readable = { .fd = b.called.socket, .events = POLLIN };
@@ -152,7 +155,8 @@ static void test_sending_reads_nothing(void **state)
     assert_int_equal(tls_push(b.caller.tls, b.caller.socket), 0);
     assert_true(receive_piece(&b.called, 0, 10) < 0 && errno == EAGAIN);
     assert_true(receive_piece(&b.caller, 0, 10) < 0 && errno == EAGAIN);
-    assert_int_equal(send_piece(&b.caller, 0, 100), 100); /* right behind the end of the handshake */
+    /* These bytes follow directly behind the end of the handshake. */
+    assert_int_equal(send_piece(&b.caller, 0, 100), 100);
     assert_true(!tls_is_open(b.called.tls) && tls_is_open(b.caller.tls));
     assert_true(send_piece(&b.called, 0, 100) < 0 && errno == EAGAIN);
     assert_int_equal(tls_push(b.called.tls, b.called.socket), 0);
@@ -160,8 +164,8 @@ static void test_sending_reads_nothing(void **state)
     assert_int_equal(receive_piece(&b.called, 0, 200), 100);
     both_free(&b);
 }
-/* Its socket takes nothing any more, and what the other has said before it left is there. */
-static void test_the_last_words_of_an_end_that_is_gone(void **state)
+/* The other end has closed its socket. Sending to it fails, but the bytes that it sent before are received. */
+static void test_last_bytes_of_a_closed_end_are_received(void **state)
 {
     struct both b = connected_well();
     (void)state;
@@ -175,7 +179,7 @@ static void test_the_last_words_of_an_end_that_is_gone(void **state)
     tls_free(b.caller.tls);
     end_free(&b.called);
 }
-static void test_the_end_of_a_connection(void **state)
+static void test_shutdown_is_received_after_the_last_bytes(void **state)
 {
     struct both b = connected_well();
     (void)state;
@@ -186,7 +190,7 @@ static void test_the_end_of_a_connection(void **state)
     assert_int_equal(receive_piece(&b.called, 0, 200), 0);
     both_free(&b);
 }
-static void expect(const char *asked, const char *library, tutti_status status, const char *words)
+static void require_error(const char *asked, const char *library, tutti_status status, const char *words)
 {
     setenv("TUTTI_ENCRYPTION", asked, 1);
     setenv("TUTTI_OPENSSL", library, 1);
@@ -194,22 +198,24 @@ static void expect(const char *asked, const char *library, tutti_status status, 
     assert_int_equal(encryption_check(), status);
     if (words) assert_non_null(strstr(status_detail(), words));
 }
-/* In a process of its own: the library is opened once. */
-static void test_what_cannot_be_had(void **state)
+/* This test has a process of its own, because a process opens the library once. */
+static void test_wrong_setting_and_missing_library_are_errors(void **state)
 {
     (void)state;
-    expect("require", "libssl.so.3", TUTTI_INVALID_ARGUMENT, "TUTTI_ENCRYPTION is \"require\": it must be required");
-    expect("required", "libno.so", TUTTI_UNSUPPORTED, "needs OpenSSL 3 (libno.so");
+    require_error("require", "libssl.so.3", TUTTI_INVALID_ARGUMENT,
+        "TUTTI_ENCRYPTION is \"require\": it must be required");
+    require_error("required", "libno.so", TUTTI_UNSUPPORTED, "needs OpenSSL 3 (libno.so");
 }
 unit_function test_tls;
 int test_tls(void)
 {
     int count = unit_arguments.count;
     char **arguments = unit_arguments.words;
-    const struct CMUnitTest without[] = { cmocka_unit_test(test_what_cannot_be_had) };
-    const struct CMUnitTest with[] = { cmocka_unit_test(test_what_is_sent_arrives), cmocka_unit_test(test_another_key),
-        cmocka_unit_test(test_a_byte_that_was_changed), cmocka_unit_test(test_sending_reads_nothing),
-        cmocka_unit_test(test_the_last_words_of_an_end_that_is_gone), cmocka_unit_test(test_the_end_of_a_connection) };
+    const struct CMUnitTest without[] = { cmocka_unit_test(test_wrong_setting_and_missing_library_are_errors) };
+    const struct CMUnitTest with[] = { cmocka_unit_test(test_bytes_arrive_in_pieces_of_any_size),
+        cmocka_unit_test(test_different_key_is_an_error), cmocka_unit_test(test_changed_byte_ends_the_connection),
+        cmocka_unit_test(test_sending_does_not_read), cmocka_unit_test(test_last_bytes_of_a_closed_end_are_received),
+        cmocka_unit_test(test_shutdown_is_received_after_the_last_bytes) };
     (void)arguments;
     if (count > 1) return cmocka_run_group_tests(without, NULL, NULL);
     setenv("TUTTI_ENCRYPTION", "required", 1);

@@ -1,4 +1,5 @@
-/* Nothing here waits for ever: barriers end after JOIN_MS, and a process is ended by SIGALRM after ten minutes. */
+/* Runs processes that are peers of each other. A barrier fails after JOIN_MS, and SIGALRM ends a process after ten
+   minutes, so no wait is endless. */
 #include "tests/unit/processes/peers_world.h"
 #include "backend/base/clock.h"
 #include "backend/base/random.h"
@@ -31,7 +32,8 @@ void world_barrier(int count)
 }
 static int count_entries(const char *path)
 {
-    int count = -2;                                                    /* . and .. */
+    /* The entries . and .. do not count. */
+    int count = -2;
     DIR *folder = opendir(path);
     while (readdir(folder)) count++;
     closedir(folder);
@@ -40,8 +42,9 @@ static int count_entries(const char *path)
 int count_descriptors(void) { return count_entries("/proc/self/fd") - 1; }
 int count_threads(void)
 {
+    /* The thread sanitizer has a thread of its own, which starts at any time. */
 #if defined(__SANITIZE_THREAD__)
-    return 1;                                                          /* the sanitizer starts one when it likes */
+    return 1;
 #endif
     return count_entries("/proc/self/task");
 }
@@ -57,7 +60,6 @@ bool threads_settle_at(int expected)
         if (count_threads() == expected) return true;
     return false;
 }
-/* Runs `body` in so many processes. True: all have exited with 0 but those killed on purpose (`victims` bits). */
 void world_run(int count, void (*body)(void), unsigned victims)
 {
     pid_t children[MOST];
@@ -89,7 +91,7 @@ tutti_status world_acquire(struct identity *out)
     TRY(peers_acquire(out));
     return group_key_add(world->key, &world_key);
 }
-void world_join(void)                                 /* everybody knows everybody, nobody is connected */
+void world_join(void)
 {
     REQUIRE(world_acquire(&world->identity[rank]) == TUTTI_OK);
     world_barrier(size);

@@ -1,5 +1,5 @@
-/* Who is on one host: processes and threads that claim a token learn of the same first process, whoever else is
-   about. */
+/* The election of one process per host. All processes and threads of a group on one host learn of the same owner, the
+   first process that took the name, even if processes of other groups, users or network namespaces exist. */
 #include "backend/base/clock.h"
 #include "backend/base/status.h"
 #include "backend/host/socket.h"
@@ -11,7 +11,8 @@
 #include <signal.h>
 #include <sys/wait.h>
 
-static unsigned char token[16];                         /* of this test's group: no other process has it */
+/* The token of this test's group, which no process outside of the test has. */
+static unsigned char token[16];
 static void begin_test(unsigned char which)
 {
     pid_t me = getpid();
@@ -28,15 +29,16 @@ static bool is_of(const unsigned char owner[16], int process)
 {
     return is_of_process(owner, &world->identity[process]);
 }
-static void name_host(unsigned char out[KEY_BYTES])     /* of the socket; 16 bytes count */
+/* Sets `out` to the name of the election's socket, which uses the first 16 bytes. */
+static void name_host(unsigned char out[KEY_BYTES])
 {
     REQUIRE(group_key_derive(&world_key, "tutti host", token, sizeof token, out));
 }
-static void claim(unsigned char out[16])
+static void election_join(unsigned char out[16])
 {
     REQUIRE(host_election_join(token, &world_key, clock_ms() + JOIN_MS, out) == TUTTI_OK);
 }
-static void release(int descriptors)
+static void election_leave_and_check(int descriptors)
 {
     host_election_leave(token);
     REQUIRE(descriptors_settle_at(descriptors));
@@ -44,50 +46,52 @@ static void release(int descriptors)
 }
 
 /* ---- processes ---- */
-static void claim_in_turn(void)                         /* process 1 first; process 2 is of another group */
+/* Process 1 joins first. Process 2 has another token, so it is of another group. */
+static void join_in_turn(void)
 {
     unsigned char owner[16];
     world_join();
     int before = count_descriptors();
     if (rank == 2) token[8] ^= 1;
-    if (rank == 1) claim(owner);
+    if (rank == 1) election_join(owner);
     world_barrier(size);
-    if (rank != 1) claim(owner);
+    if (rank != 1) election_join(owner);
     REQUIRE(is_of(owner, rank == 2 ? 2 : 1));
     world_barrier(size);
-    release(before);
+    election_leave_and_check(before);
 }
-static void test_all_learn_who_was_first(void **state)
+static void test_all_processes_learn_of_the_first_one(void **state)
 {
     (void)state;
     begin_test(1);
-    world_run(4, claim_in_turn, 0);
+    world_run(4, join_in_turn, 0);
 }
-static void claim_at_once(void)
+static void join_at_once(void)
 {
     unsigned char owner[16];
     world_join();
-    claim(owner);
+    election_join(owner);
     int first = 0;
     while (first < size && !is_of(owner, first)) first++;
     REQUIRE(first < size);
-    atomic_fetch_add(&world->skip, first);              /* all say the same */
+    /* All processes must have found the same owner. */
+    atomic_fetch_add(&world->skip, first);
     world_barrier(size);
     REQUIRE(atomic_load(&world->skip) == first * size);
     host_election_leave(token);
     peers_release();
 }
-static void test_at_once_there_is_one_first(void **state)
+static void test_processes_that_join_at_once_find_one_owner(void **state)
 {
     (void)state;
     begin_test(2);
-    for (int i = 0; i < 10; i++) world_run(MOST, claim_at_once, 0);
+    for (int i = 0; i < 10; i++) world_run(MOST, join_at_once, 0);
 }
-static void claim_after_a_death(void)
+static void join_after_a_death(void)
 {
     unsigned char owner[16];
     world_join();
-    if (rank == 0) claim(owner);
+    if (rank == 0) election_join(owner);
     world_barrier(size);
     if (rank == 0) raise(SIGKILL);
     int64_t until = clock_ms() + GENEROUS_MS;
@@ -95,50 +99,51 @@ static void claim_after_a_death(void)
         close(socket);
         REQUIRE(clock_ms() < until);
     }
-    if (rank == 1) claim(owner);
+    if (rank == 1) election_join(owner);
     world_barrier(size - 1);
-    if (rank == 2) claim(owner);
+    if (rank == 2) election_join(owner);
     REQUIRE(is_of(owner, 1));
     world_barrier(size - 1);
     host_election_leave(token);
     peers_release();
 }
-static void test_after_the_first_has_died_there_is_another(void **state)
+static void test_another_owner_is_elected_after_a_death(void **state)
 {
     (void)state;
     begin_test(3);
-    world_run(3, claim_after_a_death, 1);
+    world_run(3, join_after_a_death, 1);
 }
 
 /* ---- threads ---- */
-static void *claim_main(void *owner)
+static void *join_main(void *owner)
 {
-    claim(owner);
+    election_join(owner);
     return NULL;
 }
-static void claim_by_threads(void)
+static void join_by_threads(void)
 {
     enum { THREADS = 8 };
     unsigned char owners[THREADS][16];
     pthread_t threads[THREADS];
     world_join();
     int before = count_descriptors();
-    for (int i = 0; i < THREADS; i++) REQUIRE(pthread_create(&threads[i], NULL, claim_main, owners[i]) == 0);
+    for (int i = 0; i < THREADS; i++) REQUIRE(pthread_create(&threads[i], NULL, join_main, owners[i]) == 0);
     for (int i = 0; i < THREADS; i++) pthread_join(threads[i], NULL);
     for (int i = 0; i < THREADS; i++) REQUIRE(nonce_equal(owners[i], owners[0]));
     world_barrier(size);
     for (int i = 1; i < THREADS; i++) host_election_leave(token);
     unsigned char again[16];
-    claim(again);                                       /* one thread holds it still */
+    /* One thread is still in the election, so the owner is the same. */
+    election_join(again);
     REQUIRE(nonce_equal(again, owners[0]));
     host_election_leave(token);
-    release(before);
+    election_leave_and_check(before);
 }
-static void test_threads_of_a_process_claim_together(void **state)
+static void test_threads_of_a_process_share_its_election(void **state)
 {
     (void)state;
     begin_test(4);
-    world_run(2, claim_by_threads, 0);
+    world_run(2, join_by_threads, 0);
 }
 
 /* ---- strangers ---- */
@@ -159,10 +164,12 @@ static void answer_nonsense(int listener)
         else sleep_ms(1);
     }
 }
-static void claim_beside_strangers(void)                /* the last process has that name, and is no rank */
+/* The last process is no rank, but listens at the name of the election. */
+static void join_beside_a_stranger(void)
 {
     unsigned char owner[16], name[KEY_BYTES];
-    if (rank == size - 1) {                             /* it has been told the name, as others may read it in /proc */
+    if (rank == size - 1) {
+        /* Any process may read the name in /proc. */
         REQUIRE(group_key_add(world->key, &world_key) == TUTTI_OK);
         name_host(name);
         int listener = socket_listen("host", name);
@@ -173,7 +180,7 @@ static void claim_beside_strangers(void)                /* the last process has 
     }
     REQUIRE(world_acquire(&world->identity[rank]) == TUTTI_OK);
     world_barrier(size);
-    claim(owner);
+    election_join(owner);
     REQUIRE(is_of(owner, 0) || is_of(owner, 1));
     atomic_fetch_add(&world->skip, is_of(owner, 1));
     world_barrier(size - 1);
@@ -182,19 +189,20 @@ static void claim_beside_strangers(void)                /* the last process has 
     host_election_leave(token);
     peers_release();
 }
-static void test_a_name_of_strangers_is_passed_by(void **state)
+static void test_election_ignores_a_stranger_with_its_name(void **state)
 {
     (void)state;
     begin_test(5);
-    world_run(3, claim_beside_strangers, 0);
+    world_run(3, join_beside_a_stranger, 0);
 }
-static void claim_as_two_users(void)                    /* processes 0 and 1 as this user, 2 and 3 as another */
+/* Processes 0 and 1 belong to this user, 2 and 3 to another. */
+static void join_as_two_users(void)
 {
     unsigned char owner[16];
     if (geteuid() != 0) _exit(SKIPPED);
     if (rank >= 2) REQUIRE(setresuid(65534, 65534, 65534) == 0);
     world_join();
-    claim(owner);
+    election_join(owner);
     REQUIRE(is_of(owner, rank / 2 * 2) || is_of(owner, rank / 2 * 2 + 1));
     world_barrier(size);
     host_election_leave(token);
@@ -204,14 +212,15 @@ static void test_another_user_is_another_host(void **state)
 {
     (void)state;
     begin_test(6);
-    world_run(4, claim_as_two_users, 0);
+    world_run(4, join_as_two_users, 0);
 }
-static void claim_in_two_namespaces(void)               /* of the network, as containers have them */
+/* Process 2 has another network namespace, as a container has. */
+static void join_in_two_namespaces(void)
 {
     unsigned char owner[16];
     if (rank == 2) REQUIRE(unshare(CLONE_NEWNET) == 0);
     world_join();
-    claim(owner);
+    election_join(owner);
     REQUIRE(rank == 2 ? is_of(owner, 2) : is_of(owner, 0) || is_of(owner, 1));
     world_barrier(size);
     host_election_leave(token);
@@ -226,9 +235,10 @@ static void test_another_network_namespace_is_another_host(void **state)
     if (child == 0) _exit(unshare(CLONE_NEWNET) != 0);
     assert_int_equal(waitpid(child, &refused, 0), child);
     if (refused) { print_message("skipped: this user may not make a network namespace\n"); skip(); }
-    world_run(3, claim_in_two_namespaces, 0);
+    world_run(3, join_in_two_namespaces, 0);
 }
-static void claim_from_one_who_is_stopped(void)
+/* The test itself listens at the name and does not answer, as a stopped owner. */
+static void join_while_the_owner_is_stopped(void)
 {
     struct identity mine;
     unsigned char owner[16], name[KEY_BYTES];
@@ -239,37 +249,39 @@ static void claim_from_one_who_is_stopped(void)
     REQUIRE(host_election_join(token, &world_key, clock_ms() + 100, owner) == TUTTI_TIMEOUT);
     REQUIRE(strstr(status_detail(), "it is stopped or too busy") != NULL);
     close(listener);
-    claim(owner);
+    election_join(owner);
     REQUIRE(is_of_process(owner, &mine));
-    for (int i = 0; i < 100; i++) close(socket_connect("host", name));        /* and ask nothing */
+    /* Processes that connect to the owner and send nothing, or nonsense, do not stop the election. */
+    for (int i = 0; i < 100; i++) close(socket_connect("host", name));
     int curious = socket_connect("host", name);
     socket_send(curious, "GET / HTTP/1.1", 14, -1);
     close(curious);
-    peers_release();                                    /* what it has claimed goes with it */
+    /* This also ends the election. */
+    peers_release();
     REQUIRE(world_acquire(&mine) == TUTTI_OK);
-    claim(owner);
+    election_join(owner);
     REQUIRE(is_of_process(owner, &mine));
     peers_release();
 }
-static void test_who_is_stopped_is_not_awaited_for_ever(void **state)
+static void test_stopped_owner_is_a_timeout(void **state)
 {
     (void)state;
     begin_test(7);
-    world_run(1, claim_from_one_who_is_stopped, 0);
+    world_run(1, join_while_the_owner_is_stopped, 0);
 }
 
 unit_function test_host_election;
 int test_host_election(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_all_learn_who_was_first),
-        cmocka_unit_test(test_at_once_there_is_one_first),
-        cmocka_unit_test(test_after_the_first_has_died_there_is_another),
-        cmocka_unit_test(test_threads_of_a_process_claim_together),
-        cmocka_unit_test(test_a_name_of_strangers_is_passed_by),
+        cmocka_unit_test(test_all_processes_learn_of_the_first_one),
+        cmocka_unit_test(test_processes_that_join_at_once_find_one_owner),
+        cmocka_unit_test(test_another_owner_is_elected_after_a_death),
+        cmocka_unit_test(test_threads_of_a_process_share_its_election),
+        cmocka_unit_test(test_election_ignores_a_stranger_with_its_name),
         cmocka_unit_test(test_another_user_is_another_host),
         cmocka_unit_test(test_another_network_namespace_is_another_host),
-        cmocka_unit_test(test_who_is_stopped_is_not_awaited_for_ever),
+        cmocka_unit_test(test_stopped_owner_is_a_timeout),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

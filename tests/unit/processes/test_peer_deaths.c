@@ -1,5 +1,5 @@
-/* The end of a peer is told to all who watch it, whether it died or left, whatever children it has; a child made by
-   fork is nobody's peer and starts anew. */
+/* All watches of a peer are called when it dies or leaves, even if its children live on. A forked child has no peers,
+   and may acquire peers of its own. */
 #include "backend/base/clock.h"
 #include "backend/base/status.h"
 #include "tests/support/unit.h"
@@ -9,7 +9,8 @@
 
 /* ---- deaths ---- */
 static bool victim_has_children;
-static void leave_children(void)                                       /* that have inherited everything */
+/* Leaves two children that have inherited all descriptors, one of them after exec. */
+static void leave_children(void)
 {
     if (!victim_has_children) return;
     pid_t forked = fork();
@@ -19,7 +20,8 @@ static void leave_children(void)                                       /* that h
     world->orphans[0] = forked;
     world->orphans[1] = executed;
 }
-static void lose_one(void)                                             /* the last */
+/* The last process dies. */
+static void lose_one(void)
 {
     struct peer *peers[MOST];
     struct loss losses[MOST] = { 0 };
@@ -35,12 +37,14 @@ static void lose_one(void)                                             /* the la
     world_barrier(size);
     if (rank == size - 1) raise(SIGKILL);
     loss_await(&losses[size - 1]);
+    /* The children of the dead process lived until now. */
     for (int i = 0; rank == 0 && victim_has_children && i < 2; i++)
-        REQUIRE(world->orphans[i] > 0 && kill(world->orphans[i], SIGKILL) == 0);       /* they lived on */
+        REQUIRE(world->orphans[i] > 0 && kill(world->orphans[i], SIGKILL) == 0);
     REQUIRE(peer_is_gone(peers[size - 1]));
     REQUIRE(peer_send_descriptor(peers[size - 1], world->identity[0].nonce, STDIN_FILENO) == TUTTI_PEER_LOST);
     world_barrier(size - 1);
-    struct loss late = { 0 };                                          /* who begins to watch now is told at once */
+    /* A watch that begins now is called soon. */
+    struct loss late = { 0 };
     struct peer_watch watch = { .peer = peers[size - 1], .lost = loss_record, .context = &late };
     peer_watch(&watch);
     loss_await(&late);
@@ -54,13 +58,13 @@ static void lose_one(void)                                             /* the la
     peers_release();
     REQUIRE(count_descriptors() == before);
 }
-static void test_death_is_told_to_all(void **state)
+static void test_death_calls_all_watches(void **state)
 {
     (void)state;
     victim_has_children = false;
     world_run(4, lose_one, 1u << 3);
 }
-static void test_death_is_told_although_children_live_on(void **state)
+static void test_death_calls_watches_although_children_live_on(void **state)
 {
     (void)state;
     victim_has_children = true;
@@ -83,19 +87,19 @@ static void leave_in_order(void)
     REQUIRE(world_call(1, &peer) == TUTTI_SYSTEM);
     peers_release();
 }
-static void test_who_leaves_is_gone(void **state)
+static void test_process_that_leaves_is_gone(void **state)
 {
     (void)state;
     world_run(2, leave_in_order, 0);
 }
-struct slow { struct peer_watch watch; _Atomic int began, ended; bool unwatch_inside; };
-static void take_long(void *context)
+struct slow_watch { struct peer_watch watch; _Atomic int began, ended; bool unwatch_inside; };
+static void lost_slowly(void *context)
 {
-    struct slow *slow = context;
-    atomic_store(&slow->began, 1);
-    if (slow->unwatch_inside) peer_unwatch(&slow->watch);
+    struct slow_watch *slow_watch = context;
+    atomic_store(&slow_watch->began, 1);
+    if (slow_watch->unwatch_inside) peer_unwatch(&slow_watch->watch);
     sleep_ms(100);
-    atomic_store(&slow->ended, 1);
+    atomic_store(&slow_watch->ended, 1);
 }
 static void unwatch_while_called(void)
 {
@@ -105,28 +109,28 @@ static void unwatch_while_called(void)
     world_barrier(2);
     if (rank == 1) raise(SIGKILL);
     for (int inside = 0; inside < 2; inside++) {
-        struct slow slow = { .unwatch_inside = inside };
-        slow.watch = (struct peer_watch){ .peer = peer, .lost = take_long, .context = &slow };
-        peer_watch(&slow.watch);
-        for (int64_t until = clock_ms() + GENEROUS_MS; !atomic_load(&slow.began); sleep_ms(1))
+        struct slow_watch slow_watch = { .unwatch_inside = inside };
+        slow_watch.watch = (struct peer_watch){ .peer = peer, .lost = lost_slowly, .context = &slow_watch };
+        peer_watch(&slow_watch.watch);
+        for (int64_t until = clock_ms() + GENEROUS_MS; !atomic_load(&slow_watch.began); sleep_ms(1))
             REQUIRE(clock_ms() < until);
-        peer_unwatch(&slow.watch);
-        REQUIRE(atomic_load(&slow.ended));
+        peer_unwatch(&slow_watch.watch);
+        REQUIRE(atomic_load(&slow_watch.ended));
     }
     peer_release(peer);
     peers_release();
 }
-static void test_unwatch_waits_for_a_call_that_runs(void **state)
+static void test_unwatch_waits_for_a_running_call(void **state)
 {
     (void)state;
     world_run(2, unwatch_while_called, 1u << 1);
 }
 
 /* ---- fork ---- */
-static void fork_and_start_anew(void)
+static void acquire_in_a_child(void)
 {
     struct peer *peers[MOST], *parent;
-    struct identity anew;
+    struct identity own;
     struct loss loss = { 0 };
     int before = count_descriptors();
     world_join();
@@ -134,15 +138,17 @@ static void fork_and_start_anew(void)
     struct peer_watch watch = { .peer = peers[1 - rank], .lost = loss_record, .context = &loss };
     peer_watch(&watch);
     world_barrier(2);
-    REQUIRE(descriptors_settle_at(before + 4));                        /* listener, poller, waker, connection */
+    /* The four descriptors are the listener, the poller, the waker and the connection. */
+    REQUIRE(descriptors_settle_at(before + 4));
     pid_t child = fork();
     if (child == 0) {
         REQUIRE(count_descriptors() == before);
         REQUIRE(count_threads() == 1);
-        peers_release();                                               /* of its parent's: nothing happens */
+        /* The child has not acquired any peers, so this call does nothing. */
+        peers_release();
         REQUIRE(peer_is_gone(peers[1 - rank]));
-        REQUIRE(world_acquire(&anew) == TUTTI_OK);
-        REQUIRE(memcmp(anew.nonce, world->identity[rank].nonce, sizeof anew.nonce) != 0);
+        REQUIRE(world_acquire(&own) == TUTTI_OK);
+        REQUIRE(memcmp(own.nonce, world->identity[rank].nonce, sizeof own.nonce) != 0);
         for (int other = 0; other < 2; other++) {
             REQUIRE(world_call(other, &parent) == TUTTI_OK);
             peer_release(parent);
@@ -152,30 +158,31 @@ static void fork_and_start_anew(void)
     }
     int status;
     REQUIRE(waitpid(child, &status, 0) == child && status == 0);
-    REQUIRE(!peer_is_gone(peers[1 - rank]) && !atomic_load(&loss.count));      /* the parent has noticed nothing */
+    /* The child has changed nothing for the parent. */
+    REQUIRE(!peer_is_gone(peers[1 - rank]) && !atomic_load(&loss.count));
     world_barrier(2);
     peer_unwatch(&watch);
     world_release_all(peers);
     peers_release();
 }
-static void test_child_of_fork_starts_anew(void **state)
+static void test_forked_child_has_peers_of_its_own(void **state)
 {
     (void)state;
 #if defined(__SANITIZE_THREAD__)
     print_message("the thread sanitizer does not allow threads in a child of a process with threads\n");
     skip();
 #endif
-    world_run(2, fork_and_start_anew, 0);
+    world_run(2, acquire_in_a_child, 0);
 }
 unit_function test_peer_deaths;
 int test_peer_deaths(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_death_is_told_to_all),
-        cmocka_unit_test(test_death_is_told_although_children_live_on),
-        cmocka_unit_test(test_who_leaves_is_gone),
-        cmocka_unit_test(test_unwatch_waits_for_a_call_that_runs),
-        cmocka_unit_test(test_child_of_fork_starts_anew),
+        cmocka_unit_test(test_death_calls_all_watches),
+        cmocka_unit_test(test_death_calls_watches_although_children_live_on),
+        cmocka_unit_test(test_process_that_leaves_is_gone),
+        cmocka_unit_test(test_unwatch_waits_for_a_running_call),
+        cmocka_unit_test(test_forked_child_has_peers_of_its_own),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

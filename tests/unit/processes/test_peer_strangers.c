@@ -1,4 +1,4 @@
-/* Who connects and is no rank of this user gets nothing, and disturbs nobody. */
+/* A process that connects without being a rank of this user gets no data and does not disturb the ranks. */
 #include "backend/base/clock.h"
 #include "backend/base/status.h"
 #include "backend/host/socket.h"
@@ -13,7 +13,8 @@
 #include <sys/wait.h>
 
 /* ---- strangers ---- */
-static void say_nonsense(void)                                         /* the last process is no rank */
+/* The last process is no rank, and sends nonsense. */
+static void send_nonsense(void)
 {
     struct peer *peers[MOST];
     char nonsense[300];
@@ -34,17 +35,18 @@ static void say_nonsense(void)                                         /* the la
     world_connect_all(peers);
     world_barrier(size + 1);
     for (int peer = 0; peer < size; peer++) REQUIRE(peer == rank || !peer_is_gone(peers[peer]));
-    REQUIRE(count_descriptors() < 3 + 3 + size + 32 + 8);              /* not the hundred that came */
+    /* The process does not hold a descriptor for each of the hundred connections. */
+    REQUIRE(count_descriptors() < 3 + 3 + size + 32 + 8);
     world_barrier(size + 1);
     world_release_all(peers);
     peers_release();
 }
-static void test_strangers_disturb_nobody(void **state)
+static void test_strangers_do_not_disturb_the_ranks(void **state)
 {
     (void)state;
-    world_run(3, say_nonsense, 0);
+    world_run(3, send_nonsense, 0);
 }
-static void wait_to_be_dismissed(void)
+static void await_dismissal(void)
 {
     struct identity mine;
     REQUIRE(world_acquire(&mine) == TUTTI_OK);
@@ -54,10 +56,10 @@ static void wait_to_be_dismissed(void)
     close(silent);
     peers_release();
 }
-static void test_silent_stranger_is_dismissed(void **state)
+static void test_silent_stranger_is_disconnected(void **state)
 {
     (void)state;
-    world_run(1, wait_to_be_dismissed, 0);
+    world_run(1, await_dismissal, 0);
 }
 static void call_as_another_user(void)
 {
@@ -75,7 +77,8 @@ static void test_another_user_is_refused(void **state)
     (void)state;
     world_run(2, call_as_another_user, 0);
 }
-static void connect_as_another_user(void)                              /* with a client that does not look */
+/* The other user connects by the system calls, without the checks of this library. */
+static void connect_as_another_user(void)
 {
     struct identity mine;
     REQUIRE(world_acquire(&mine) == TUTTI_OK);
@@ -92,20 +95,22 @@ static void connect_as_another_user(void)                              /* with a
         int out = socket(AF_UNIX, SOCK_SEQPACKET, 0);
         if (connect(out, (struct sockaddr *)&name, (socklen_t)(sizeof(sa_family_t) + 1 + used)) != 0) _exit(3);
         char byte;
-        _exit(recv(out, &byte, 1, 0) == 0 ? 0 : 4);                    /* it is hung up at once, without a word */
+        /* The connection is closed at once, without a byte. */
+        _exit(recv(out, &byte, 1, 0) == 0 ? 0 : 4);
     }
     int status;
     REQUIRE(waitpid(child, &status, 0) == child && status == 0);
     peers_release();
 }
-static void test_another_user_is_turned_away(void **state)
+static void test_connection_of_another_user_is_closed(void **state)
 {
     (void)state;
     world_run(1, connect_as_another_user, 0);
 }
 
 /* ---- this process is stopped ---- */
-/* The watch thread stands at the registry's lock, and has asked already which sockets are ready. */
+/* The tests let the watch thread wait for registry.lock after it has asked the kernel which sockets are ready, as if
+   the process were stopped there. `asked` counts the calls of epoll_wait, which is replaced. */
 static _Atomic int asked;
 int epoll_wait(int poller, struct epoll_event *events, int most, int timeout_ms)
 {
@@ -113,6 +118,7 @@ int epoll_wait(int poller, struct epoll_event *events, int most, int timeout_ms)
     atomic_fetch_add(&asked, 1);
     return ready;
 }
+/* Takes registry.lock, and returns when the watch thread waits for it. */
 static void stop_watching(void)
 {
     pthread_mutex_lock(&registry.lock);
@@ -121,6 +127,7 @@ static void stop_watching(void)
     for (int64_t until = clock_ms() + GENEROUS_MS; atomic_load(&asked) == before; sleep_ms(1))
         REQUIRE(clock_ms() < until);
 }
+/* Waits until `count` connections have not finished their handshake, and gives those more time. */
 static void await_pending(int count)
 {
     int64_t until = clock_ms() + GENEROUS_MS;
@@ -137,7 +144,7 @@ static void await_input(int socket)
     struct pollfd one = { .fd = socket, .events = POLLIN };
     REQUIRE(poll(&one, 1, JOIN_MS) == 1);
 }
-static struct handshake say_hello(int socket, const struct identity *to)
+static struct handshake send_hello(int socket, const struct identity *to)
 {
     struct handshake h;
     const struct identity elsewhere = { { 1 }, 1, "elsewhere" };
@@ -153,9 +160,9 @@ static void expect_welcome(struct handshake h, int socket)
     REQUIRE(handshake_receive_answer(&h, socket) == 1 && h.answer.head.kind == HANDSHAKE_WELCOME);
     close(socket);
 }
-/* A process of this user that has read the name of the socket in /proc, with a key that it has invented, with a proof
-   that it has seen elsewhere, or with the right key for another process: it is refused, and learns nothing. */
-static void prove_wrongly(void)
+/* A process of this user has read the name of the socket in /proc. It uses an invented key (0), a proof of another
+   connection (1) or of another process (2), or a changed proof (3). It is refused, and the answer has no data. */
+static void send_wrong_proofs(void)
 {
     struct identity mine;
     const struct identity elsewhere = { { 1 }, 1, "elsewhere" };
@@ -190,22 +197,22 @@ static void prove_wrongly(void)
 static void test_wrong_proofs_are_refused(void **state)
 {
     (void)state;
-    world_run(1, prove_wrongly, 0);
+    world_run(1, send_wrong_proofs, 0);
 }
-static void speak_when_time_is_over(void)
+static void send_hello_when_time_is_over(void)
 {
     struct identity mine;
     REQUIRE(world_acquire(&mine) == TUTTI_OK);
     int socket = socket_connect("peer", mine.nonce);
     await_pending(1);
     stop_watching();
-    struct handshake h = say_hello(socket, &mine);
+    struct handshake h = send_hello(socket, &mine);
     registry.pending[0].until_ms = 0;
     pthread_mutex_unlock(&registry.lock);
     expect_welcome(h, socket);
     peers_release();
 }
-static void speak_when_one_too_many_has_come(void)
+static void send_hello_with_one_connection_too_many(void)
 {
     struct identity mine;
     int sockets[MOST_PENDING + 1];
@@ -215,29 +222,30 @@ static void speak_when_one_too_many_has_come(void)
         await_pending(i + 1);
     }
     stop_watching();
-    sockets[MOST_PENDING] = socket_connect("peer", mine.nonce);        /* is ready first */
-    struct handshake h = say_hello(sockets[0], &mine);
+    /* The watch thread accepts this connection before it reads the hello of the first. */
+    sockets[MOST_PENDING] = socket_connect("peer", mine.nonce);
+    struct handshake h = send_hello(sockets[0], &mine);
     pthread_mutex_unlock(&registry.lock);
     expect_welcome(h, sockets[0]);
     for (int i = 1; i <= MOST_PENDING; i++) close(sockets[i]);
     peers_release();
 }
-static void test_who_spoke_while_we_were_stopped_is_heard(void **state)
+static void test_hello_that_arrived_while_the_process_was_stopped_is_read(void **state)
 {
     (void)state;
-    world_run(1, speak_when_time_is_over, 0);
-    world_run(1, speak_when_one_too_many_has_come, 0);
+    world_run(1, send_hello_when_time_is_over, 0);
+    world_run(1, send_hello_with_one_connection_too_many, 0);
 }
 unit_function test_peer_strangers;
 int test_peer_strangers(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_strangers_disturb_nobody),
-        cmocka_unit_test(test_silent_stranger_is_dismissed),
+        cmocka_unit_test(test_strangers_do_not_disturb_the_ranks),
+        cmocka_unit_test(test_silent_stranger_is_disconnected),
         cmocka_unit_test(test_another_user_is_refused),
-        cmocka_unit_test(test_another_user_is_turned_away),
+        cmocka_unit_test(test_connection_of_another_user_is_closed),
         cmocka_unit_test(test_wrong_proofs_are_refused),
-        cmocka_unit_test(test_who_spoke_while_we_were_stopped_is_heard),
+        cmocka_unit_test(test_hello_that_arrived_while_the_process_was_stopped_is_read),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,5 +1,5 @@
-/* Processes of one host find each other, one connection per pair whoever calls first; who is not there is an error that
-   says why; they hand over descriptors; nothing is left open. */
+/* Processes of one host connect, with one connection for each pair, whichever process connects first. A process that
+   cannot be reached is an error with the reason. Processes send each other descriptors. No descriptor is left open. */
 #include "backend/base/clock.h"
 #include "backend/base/memory.h"
 #include "backend/base/random.h"
@@ -15,7 +15,7 @@
 #include <sys/resource.h>
 
 /* ---- finding each other ---- */
-static void meet_at_once(void)
+static void connect_at_once(void)
 {
     struct peer *peers[MOST], *again;
     int before = count_descriptors();
@@ -23,7 +23,8 @@ static void meet_at_once(void)
         world_join();
         world_connect_all(peers);
         world_barrier(size);
-        REQUIRE(descriptors_settle_at(before + 3 + size - 1));         /* one connection each, whoever called */
+        /* There is one connection to each other process. */
+        REQUIRE(descriptors_settle_at(before + 3 + size - 1));
         world_barrier(size);
         for (int peer = 0; peer < size; peer++) {
             if (peer == rank) continue;
@@ -39,17 +40,18 @@ static void meet_at_once(void)
         world_barrier(size);
     }
 }
-static void test_two_meet_at_once(void **state)
+static void test_2_processes_connect_at_once(void **state)
 {
     (void)state;
-    world_run(2, meet_at_once, 0);
+    world_run(2, connect_at_once, 0);
 }
-static void test_four_meet_at_once(void **state)
+static void test_4_processes_connect_at_once(void **state)
 {
     (void)state;
-    world_run(4, meet_at_once, 0);
+    world_run(4, connect_at_once, 0);
 }
-static void call_alone(void)                                           /* the other side never calls */
+/* Only process 0 connects. */
+static void connect_from_one_side(void)
 {
     struct peer *peer;
     world_join();
@@ -60,24 +62,25 @@ static void call_alone(void)                                           /* the ot
     world_barrier(2);
     peers_release();
 }
-static void test_one_side_calls(void **state)
+static void test_one_side_connects(void **state)
 {
     (void)state;
-    world_run(2, call_alone, 0);
+    world_run(2, connect_from_one_side, 0);
 }
-static void *call_from_thread(void *context)
+static void *connect_main(void *context)
 {
     REQUIRE(world_call(1 - rank, context) == TUTTI_OK);
     return NULL;
 }
-static void call_from_threads(void)                                    /* as for several groups at a time */
+/* Several threads connect at once, as for several groups. */
+static void connect_from_threads(void)
 {
     struct peer *found[4];
     pthread_t threads[4];
     int before = count_descriptors();
     for (int round = 0; round < 10; round++) {
         world_join();
-        for (int i = 0; i < 4; i++) REQUIRE(pthread_create(&threads[i], NULL, call_from_thread, &found[i]) == 0);
+        for (int i = 0; i < 4; i++) REQUIRE(pthread_create(&threads[i], NULL, connect_main, &found[i]) == 0);
         for (int i = 0; i < 4; i++) pthread_join(threads[i], NULL);
         REQUIRE(found[0] == found[1] && found[1] == found[2] && found[2] == found[3]);
         world_barrier(size);
@@ -92,11 +95,11 @@ static void call_from_threads(void)                                    /* as for
 static void test_threads_share_a_connection(void **state)
 {
     (void)state;
-    world_run(2, call_from_threads, 0);
+    world_run(2, connect_from_threads, 0);
 }
 
-/* ---- who is not there ---- */
-static void call_wrong(void)
+/* ---- processes that cannot be reached ---- */
+static void connect_wrongly(void)
 {
     struct identity mine, other = { .pid = 4711, .host = "elsewhere" };
     struct peer *peer = NULL;
@@ -109,12 +112,13 @@ static void call_wrong(void)
     REQUIRE(world_connect(&other, JOIN_MS, &peer) == TUTTI_NO_MEMORY && !peer);
     peers_release();
 }
-static void test_nobody_there_and_oneself_are_errors(void **state)
+static void test_missing_process_and_own_process_are_errors(void **state)
 {
     (void)state;
-    world_run(1, call_wrong, 0);
+    world_run(1, connect_wrongly, 0);
 }
-static bool is_stopped(uint64_t pid)                   /* with all its threads */
+/* True if all threads of the process are stopped. */
+static bool is_stopped(uint64_t pid)
 {
     char path[64], line[64];
     int running = 0;
@@ -131,7 +135,7 @@ static bool is_stopped(uint64_t pid)                   /* with all its threads *
     if (tasks) closedir(tasks);
     return tasks && !running;
 }
-static void call_stopped(void)
+static void connect_to_a_stopped_process(void)
 {
     struct peer *peer;
     world_join();
@@ -142,7 +146,8 @@ static void call_stopped(void)
         REQUIRE(world_connect(&world->identity[1], 200, &peer) == TUTTI_TIMEOUT);
         REQUIRE(strstr(status_detail(), "stopped or too busy"));
         kill((pid_t)world->identity[1].pid, SIGCONT);
-        REQUIRE(world_call(1, &peer) == TUTTI_OK);   /* it is alive after all */
+        /* The process runs again. */
+        REQUIRE(world_call(1, &peer) == TUTTI_OK);
         peer_release(peer);
     }
     world_barrier(2);
@@ -151,9 +156,9 @@ static void call_stopped(void)
 static void test_stopped_process_is_not_taken_for_dead(void **state)
 {
     (void)state;
-    world_run(2, call_stopped, 0);
+    world_run(2, connect_to_a_stopped_process, 0);
 }
-static void call_other_network(void)
+static void connect_to_another_namespace(void)
 {
     struct peer *peer;
     if (rank == 1 && unshare(CLONE_NEWNET) != 0) {
@@ -169,7 +174,7 @@ static void call_other_network(void)
 static void test_other_network_namespace_is_another_host(void **state)
 {
     (void)state;
-    world_run(2, call_other_network, 0);
+    world_run(2, connect_to_another_namespace, 0);
 }
 
 /* ---- descriptors ---- */
@@ -180,7 +185,7 @@ static void make_token(unsigned char out[16], int from, int to, int number)
     out[1] = (unsigned char)to;
     memcpy(out + 4, &number, sizeof number);
 }
-static void exchange(void)
+static void exchange_descriptors(void)
 {
     struct peer *peers[MOST];
     unsigned char token[16], found[16];
@@ -196,7 +201,8 @@ static void exchange(void)
             REQUIRE(peer_send_descriptor(peers[peer], token, memory) == TUTTI_OK);
             close(memory);
         }
-    for (int number = 4; number >= 0; number--)                        /* not in the order in which they came */
+    /* The descriptors are taken in another order than they were sent. */
+    for (int number = 4; number >= 0; number--)
         for (int peer = 0; peer < size; peer++) {
             int memory = -1;
             if (peer == rank) continue;
@@ -213,12 +219,13 @@ static void exchange(void)
     peers_release();
     REQUIRE(count_descriptors() == before);
 }
-static void test_four_exchange_descriptors(void **state)
+static void test_4_processes_exchange_descriptors(void **state)
 {
     (void)state;
-    world_run(4, exchange, 0);
+    world_run(4, exchange_descriptors, 0);
 }
-static void send_too_many(void)                                        /* that nobody asks for */
+/* Rank 0 sends more descriptors than rank 1 keeps without a request. */
+static void send_too_many(void)
 {
     enum { SENT = MOST_EARLY_FDS + 100 };
     struct peer *peer;
@@ -234,21 +241,24 @@ static void send_too_many(void)                                        /* that n
     int last, none = -1;
     REQUIRE(rank == 0 || peers_await_descriptor(token, clock_ms() + JOIN_MS, &last) == TUTTI_OK);
     if (rank == 1) close(last);
-    make_token(token, 0, 1, SENT - MOST_OPEN_EARLY_FDS - 1); /* closed for the others: who waits does not wait long */
+    /* This descriptor was closed to make room, so a wait for it fails at once. */
+    make_token(token, 0, 1, SENT - MOST_OPEN_EARLY_FDS - 1);
     REQUIRE(rank == 0 || peers_await_descriptor(token, INT64_MAX, &none) == TUTTI_SYSTEM);
     REQUIRE(rank == 0 || strstr(status_detail(), "more than 256 arrived after it that this process has not requested"));
-    REQUIRE(descriptors_settle_at(before + 4 + (rank == 1 ? MOST_OPEN_EARLY_FDS - 1 : 0)));    /* one was taken */
+    /* Rank 1 has taken one of the open ones. */
+    REQUIRE(descriptors_settle_at(before + 4 + (rank == 1 ? MOST_OPEN_EARLY_FDS - 1 : 0)));
     peer_release(peer);
     world_barrier(2);
     peers_release();
     REQUIRE(count_descriptors() == before);
 }
-static void test_unwanted_descriptors_are_bounded(void **state)
+static void test_descriptors_without_a_request_are_bounded(void **state)
 {
     (void)state;
     world_run(2, send_too_many, 0);
 }
-/* A shortage here is no death of the peer: it is told to whoever waits for the descriptor, and all else goes on. */
+/* If this process has no room for a received descriptor, the wait for that descriptor fails. The peer is not taken for
+   dead, and later descriptors arrive. */
 static void receive_without_room(void)
 {
     struct peer *peer;
@@ -279,13 +289,14 @@ static void receive_without_room(void)
     peer_release(peer);
     peers_release();
 }
-static void test_a_descriptor_that_finds_no_room_is_no_death(void **state)
+static void test_descriptor_without_room_is_no_death(void **state)
 {
     (void)state;
     world_run(2, receive_without_room, 0);
 }
-/* Rank 0 had given a group up, and rank 1 another, before they knew each other: no hindrance, and both learn of it. */
-static void give_up_and_meet(void)
+/* Each rank has aborted the join of a group before the two connect. They connect, and each learns of the other's
+   abort. */
+static void abort_and_connect(void)
 {
     struct peer *peer;
     struct identity by;
@@ -305,26 +316,27 @@ static void give_up_and_meet(void)
     peer_release(peer);
     peers_release();
 }
-static void test_groups_given_up_before_are_told_of(void **state)
+static void test_aborted_joins_are_reported_to_later_peers(void **state)
 {
     (void)state;
-    for (int times = 0; times < 8; times++) world_run(2, give_up_and_meet, 0);     /* nonces fall this way and that */
+    /* Which process has the smaller nonce is random. */
+    for (int times = 0; times < 8; times++) world_run(2, abort_and_connect, 0);
 }
 unit_function test_peers;
 int test_peers(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_a_descriptor_that_finds_no_room_is_no_death),
-        cmocka_unit_test(test_groups_given_up_before_are_told_of),
-        cmocka_unit_test(test_two_meet_at_once),
-        cmocka_unit_test(test_four_meet_at_once),
-        cmocka_unit_test(test_one_side_calls),
+        cmocka_unit_test(test_descriptor_without_room_is_no_death),
+        cmocka_unit_test(test_aborted_joins_are_reported_to_later_peers),
+        cmocka_unit_test(test_2_processes_connect_at_once),
+        cmocka_unit_test(test_4_processes_connect_at_once),
+        cmocka_unit_test(test_one_side_connects),
         cmocka_unit_test(test_threads_share_a_connection),
-        cmocka_unit_test(test_nobody_there_and_oneself_are_errors),
+        cmocka_unit_test(test_missing_process_and_own_process_are_errors),
         cmocka_unit_test(test_stopped_process_is_not_taken_for_dead),
         cmocka_unit_test(test_other_network_namespace_is_another_host),
-        cmocka_unit_test(test_four_exchange_descriptors),
-        cmocka_unit_test(test_unwanted_descriptors_are_bounded),
+        cmocka_unit_test(test_4_processes_exchange_descriptors),
+        cmocka_unit_test(test_descriptors_without_a_request_are_bounded),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
