@@ -1,5 +1,5 @@
-/* In place of zero/pages.c, whose system calls would take most of the time: memory that is no number while it is
-   closed. */
+/* This file replaces zero/pages.c, whose system calls would take most of the time. Decommitted memory is filled with
+   NaNs. */
 #include "zero/pages.h"
 #include <stdlib.h>
 #include <string.h>

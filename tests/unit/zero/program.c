@@ -1,4 +1,4 @@
-/* Gradients are whole numbers, and so small that no sum of them is rounded. */
+/* The gradients are whole numbers, and so small that no sum of them is rounded. */
 #include "tests/unit/zero/program.h"
 #include "backend/base/status.h"
 #include "tests/unit/zero/verbs.h"
@@ -14,13 +14,15 @@ static struct adversary adversary;
 static tutti_zero_parameter shapes[MOST_PARAMETERS];
 static float average[STEPS][MOST_PARAMETERS][PERIOD], value[STEPS + 1][MOST_PARAMETERS][PERIOD];
 struct rank {
-    int number, step, backward;                         /* backward: units that this backward pass has not used */
-    float *place[MOST_PARAMETERS];                      /* of its gradient, and whether there is one */
+    /* `backward`: the number of units that this backward pass has not used yet. */
+    int number, step, backward;
+    /* Where to write the gradient of each parameter, and whether to add it to the one that is there. */
+    float *place[MOST_PARAMETERS];
     bool adds[MOST_PARAMETERS];
     tutti_zero *zero;
 };
 
-/* ---- what is right ---- */
+/* ---- the expected values ---- */
 static float gradient(int step, int rank, int parameter, int pass, int i)
 {
     return (float)((7 * step + 3 * rank + 5 * parameter + 2 * pass + i) % 13 + 1);
@@ -56,11 +58,11 @@ static double find_norm(int step)
     return sqrt(sum);
 }
 
-/* ---- what a rank does ---- */
-static bool did(struct rank *me, tutti_status status)
+/* ---- the program of a rank ---- */
+static bool succeeded(struct rank *me, tutti_status status)
 {
     if (status != TUTTI_OK) strands_fault("rank %d, step %d: %s", me->number, me->step, status_detail());
-    return !strands_end();
+    return !strands_have_ended_waits();
 }
 static void compare(struct rank *me, int parameter, const char *when)
 {
@@ -72,10 +74,12 @@ static void compare(struct rank *me, int parameter, const char *when)
             return;
         }
 }
-static void read_all(struct rank *me, int unit)         /* of one unit, or -1: of all */
+/* Compares the parameters of a unit, or of all units (-1). With readers_lag, it compares them again when no other
+   strand can continue. */
+static void read_all(struct rank *me, int unit)
 {
     for (int again = 0; again < 2; again++) {
-        for (int p = 0; p < plan->parameters && !strands_end(); p++)
+        for (int p = 0; p < plan->parameters && !strands_have_ended_waits(); p++)
             if (unit < 0 || shapes[p].unit == unit) compare(me, p, again ? "a while after its use" : "after its use");
         if (!adversary.readers_lag) return;
         strand_lags(!again);
@@ -84,40 +88,42 @@ static void read_all(struct rank *me, int unit)         /* of one unit, or -1: o
 static bool use_all(struct rank *me)
 {
     for (int u = 0; u < plan->units; u++) {
-        if (!did(me, tutti_zero_use(me->zero, u))) return false;
+        if (!succeeded(me, tutti_zero_use(me->zero, u))) return false;
         read_all(me, u);
-        if (!did(me, tutti_zero_release(me->zero, u))) return false;
+        if (!succeeded(me, tutti_zero_release(me->zero, u))) return false;
     }
     return true;
 }
 static bool use_backward(struct rank *me, int down_to)
 {
     for (; me->backward > down_to; me->backward--) {
-        if (!did(me, tutti_zero_use_backward(me->zero, me->backward - 1))) return false;
+        if (!succeeded(me, tutti_zero_use_backward(me->zero, me->backward - 1))) return false;
         read_all(me, me->backward - 1);
     }
     return true;
 }
 static bool skips(const struct rank *me) { return plan->skips_uses && me->step > 0; }
-/* SHARED: uses are collective, so all ranks have made all of them by then. */
+/* Meets the other ranks in a barrier. With SHARDED, uses are collective, so the rank first makes all of them. */
 static bool meet(struct rank *me)
 {
     if (plan->placement == TUTTI_ZERO_SHARDED && !use_backward(me, 0)) return false;
-    return did(me, tutti_barrier(verbs_comm(me->number), NULL));
+    return succeeded(me, tutti_barrier(verbs_comm(me->number), NULL));
 }
-/* Of the n-th gradient of a step: the n-th in the order, or of another pass. */
-static bool ask(struct rank *me, const struct sum_order *o, int n)
+/* Asks where to write gradient number n of the step. Each pass has all gradients of the order. Before the first of a
+   pass, the rank uses all units. */
+static bool ask_for_place(struct rank *me, const struct sum_order *o, int n)
 {
     int count = gradients_of(me->number), parameter = o->gradient[n % count];
-    if (plan->holds && n % count == 0 && !did(me, tutti_zero_hold(me->zero, n / count < plan_passes(plan) - 1)))
+    if (plan->holds && n % count == 0 && !succeeded(me, tutti_zero_hold(me->zero, n / count < plan_passes(plan) - 1)))
         return false;
     if (!skips(me) && n % count == 0 && (!use_backward(me, 0) || !use_all(me))) return false;
     if (n % count == 0) me->backward = skips(me) ? 0 : plan->units;
     if (o->meets == n && !meet(me)) return false;
     if (!use_backward(me, shapes[parameter].unit)) return false;
-    return did(me, tutti_zero_gradient(me->zero, parameter, (void **)&me->place[parameter], &me->adds[parameter]));
+    return succeeded(me,
+        tutti_zero_gradient(me->zero, parameter, (void **)&me->place[parameter], &me->adds[parameter]));
 }
-static bool bring(struct rank *me, const struct sum_order *o, int n)
+static bool write_gradient(struct rank *me, const struct sum_order *o, int n)
 {
     int count = gradients_of(me->number), p = o->gradient[n % count];
     float *at = me->place[p];
@@ -125,27 +131,27 @@ static bool bring(struct rank *me, const struct sum_order *o, int n)
     for (int i = 0; i < PERIOD; i++) fresh[i] = (float)plan->ranks * gradient(me->step, me->number, p, n / count, i);
     if (!skips(me)) compare(me, p, "for a gradient");
     for (size_t i = 0; i < shapes[p].count; i++) at[i] = (me->adds[p] ? at[i] : 0) + fresh[i % PERIOD];
-    return did(me, tutti_zero_ready(me->zero, p));
+    return succeeded(me, tutti_zero_ready(me->zero, p));
 }
-static bool bring_all(struct rank *me, const struct sum_order *o)
+static bool write_gradients(struct rank *me, const struct sum_order *o)
 {
     int count = gradients_of(me->number) * plan_passes(plan);
     me->backward = 0;
     for (int n = 0, asked = 0; n < count; n++) {
         while (asked < count && asked <= n + plan->asks_ahead)
-            if (!ask(me, o, asked++)) return false;
-        if (!bring(me, o, n)) return false;
+            if (!ask_for_place(me, o, asked++)) return false;
+        if (!write_gradient(me, o, n)) return false;
     }
     return use_backward(me, 0) && (o->meets != count || meet(me));
 }
 static bool end_step(struct rank *me)
 {
     double norm;
-    if (is_dropped(me->step)) return did(me, tutti_zero_drop(me->zero));
-    if (plan->closing == SETTLES && !did(me, tutti_zero_settle(me->zero))) return false;
-    if (plan->closing == CLAIMS && !did(me, tutti_zero_claim(me->zero))) return false;
+    if (is_dropped(me->step)) return succeeded(me, tutti_zero_drop(me->zero));
+    if (plan->closing == SETTLES && !succeeded(me, tutti_zero_settle(me->zero))) return false;
+    if (plan->closing == CLAIMS && !succeeded(me, tutti_zero_claim(me->zero))) return false;
     if (plan->closing == TAKES_NORM) {
-        if (!did(me, tutti_zero_norm(me->zero, &norm))) return false;
+        if (!succeeded(me, tutti_zero_norm(me->zero, &norm))) return false;
         if (norm != find_norm(me->step))
             strands_fault("rank %d, step %d: a norm of %g, and %g is right", me->number, me->step, norm,
                 find_norm(me->step));
@@ -153,15 +159,15 @@ static bool end_step(struct rank *me)
     bool reads = plan->closing == SETTLES || plan->closing == TAKES_NORM;
     bool whole = plan->placement != TUTTI_ZERO_SHARDED && !skips(me);
     if (reads && whole) read_all(me, -1);
-    return did(me, tutti_zero_step(me->zero, &(tutti_zero_rates){ .rate = 1 }, 1));
+    return succeeded(me, tutti_zero_step(me->zero, &(tutti_zero_rates){ .rate = 1 }, 1));
 }
 static bool take_steps(struct rank *me)
 {
     for (; me->step < STEPS; me->step++) {
         const struct sum_order *o = &orders->of[me->number][me->step];
-        strand_hears(varies(me->step) && (me->number == 0 || !plan->one_asks) ? AS_CHOSEN : NOT_YET);
+        strand_set_answers(varies(me->step) && (me->number == 0 || !plan->one_asks) ? AS_CHOSEN : NOT_YET);
         if (o->meets == BEFORE_USES && !meet(me)) return false;
-        if (!bring_all(me, o) || !end_step(me)) return false;
+        if (!write_gradients(me, o) || !end_step(me)) return false;
     }
     return (plan->leaves && me->number == 0) || use_all(me);
 }
@@ -179,34 +185,38 @@ static tutti_zero_config make_config(int rank)
     c.dtype = types;
     c.placement = plan->placement;
     c.rule = TUTTI_ZERO_SGD;
-    c.timeout_ms = INT64_MAX;                           /* naps are long here */
+    /* Naps are long here, but no wait for another rank shall end by its timeout. */
+    c.timeout_ms = INT64_MAX;
     c.buffers = plan->buffers;
     c.prefetch = plan->prefetch;
     c.ahead = plan->ahead;
     c.compression = (tutti_compression){ .form = plan->packs, .kept = 1024, .feedback = plan->packs };
-    c.compression.threshold = 1e-3;                     /* nothing is lost */
+    /* All gradients are larger, so none is left out. */
+    c.compression.threshold = 1e-3;
     return c;
 }
-static void begin_and_go(struct rank *me)
+static void begin_and_train(struct rank *me)
 {
     for (int p = 0; p < plan->parameters && me->number == 0; p++) {
         float *at = tutti_zero_parameter_at(me->zero, p);
         for (size_t i = 0; i < shapes[p].count; i++) at[i] = value[0][p][i % PERIOD];
     }
-    if (did(me, tutti_zero_begin(me->zero))) take_steps(me);
+    if (succeeded(me, tutti_zero_begin(me->zero))) take_steps(me);
 }
-static void live(void *context)
+static void rank_main(void *context)
 {
     struct rank *me = context;
     tutti_zero_config c = make_config(me->number);
-    if (did(me, tutti_zero_create(&me->zero, &c))) begin_and_go(me);
-    strand_hears(YES);                                  /* what is on its way when it leaves ends in time */
+    if (succeeded(me, tutti_zero_create(&me->zero, &c))) begin_and_train(me);
+    /* Transfers in flight when the rank leaves end in time. */
+    strand_set_answers(YES);
     tutti_zero_destroy(me->zero);
 }
-/* Each unit lies in the slices of all ranks. */
+/* Sets the sizes of the parameters, so that the slice of each rank has elements of each unit. */
 static void find_shapes(void)
 {
-    int shared = plan->parameters - plan->units + 1;    /* parameters of the first unit */
+    /* The number of parameters of the first unit. */
+    int shared = plan->parameters - plan->units + 1;
     size_t whole = (size_t)(plan->ranks - 1) * PAGE_FLOATS + 8, before = whole - 40;
     for (int p = 0; p < plan->parameters; p++) {
         bool alone = p >= shared || shared == 1;
@@ -238,20 +248,20 @@ const char *program_run(const struct plan *p, const struct orders *o, struct cho
     verbs_begin(p->ranks, p->hosts, a.late);
     for (int r = 0; r < p->ranks; r++) {
         ranks[r] = (struct rank){ .number = r };
-        strand_start(r, live, &ranks[r]);
+        strand_start(r, rank_main, &ranks[r]);
     }
     enum ending ending = strands_run(verbs_ripen);
     *feasible = ending != INFEASIBLE;
     if (ending == DEADLOCK) {
         strands_describe();
-        strands_fault("nobody can go on");
+        strands_fault("no rank can continue");
     }
     strands_end_waits();
     if (ending != ALL_OVER) ending = strands_run(verbs_ripen);
     if (ending == ALL_OVER) {
         if (*feasible) verbs_end();
-        return strands_what_is_wrong();
+        return strands_get_fault();
     }
     strands_describe();
-    return "when waits had been ended, somebody waited on";
+    return "a strand still waits after all waits were ended";
 }

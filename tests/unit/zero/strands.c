@@ -1,9 +1,10 @@
-/* Contexts of ucontext.h; and in place of the calls by which a thread waits or tells the time (the linker's --wrap),
-   those of this file. Mutexes are real ones: who cannot have one waits for its turn. A condition wakes whoever waits
-   when it is told, and nobody else.
+/* A strand is a context of ucontext.h. The functions of this file replace the calls by which a thread waits or reads
+   the clock (the linker's --wrap). Mutexes are real: a strand that cannot lock one watches for a change. A condition
+   wakes only the strands that wait for it at the time of the broadcast.
 
-   Time: a nap is longer than anybody's patience, so a wait with an end ends after a second look. A look that is
-   fruitless, a nap, and the same look again are one choice: what is over at the first look is so at the second. */
+   A nap is longer than any timeout, so a wait with a timeout ends after its second look. A look with the answer "not
+   yet", a nap and the same look again are one choice, because "yes" at the second look has the same effect as "yes" at
+   the first. */
 #include "tests/unit/zero/strands.h"
 #include <errno.h>
 #include <pthread.h>
@@ -18,7 +19,7 @@
 #endif
 
 enum { MOST_STRANDS = 2 * MOST_RANKS, STACK_BYTES = 256 << 10, NAP_S = 1000, MOST_NAPS = 100 };
-enum optimizer_state { READY, WAITS, ASKS, WATCHES, LAGS, OVER };
+enum strand_state { READY, WAITS, ASKS, WATCHES, LAGS, OVER };
 struct strand {
     ucontext_t context;
     char *stack;
@@ -27,22 +28,28 @@ struct strand {
     void *(*thread)(void *);
     void *argument;
     const char *doing;
-    enum optimizer_state state;
+    enum strand_state state;
+    /* The flag for which the strand waits. */
     const bool *until;
-    bool stubborn;                                      /* waits on when waits are ended: for its own rank */
+    /* The strand waits for its own rank, so it still waits when waits are ended. */
+    bool stubborn;
     bool over, woken;
-    enum answers hears;
+    enum answers answering;
+    /* The condition for which the strand waits, or NULL. */
     const pthread_cond_t *sleeps;
-    const void *fruitless; /* what it was told "not yet" of, since it has done anything */
+    /* The flag for which the last answer was "not yet", or NULL if the strand has done something since. */
+    const void *fruitless;
     int rank, naps;
-    uint64_t seen;                                      /* moves, when it looked at memory */
+    /* `moves` when the strand looked at memory. */
+    uint64_t seen;
 };
 static struct strand strands[MOST_STRANDS], *now;
 static ucontext_t director;
 static struct choices *choices;
 static struct adversary adversary;
 static int count;
-static uint64_t moves;                                  /* what may have changed memory that somebody watches */
+/* The number of turns and calls that may have changed memory that a strand watches. */
+static uint64_t moves;
 static int64_t now_s;
 static bool ends, wrong;
 static char text[400];
@@ -151,7 +158,7 @@ enum ending strands_run(bool (*ripen)(void))
     }
     return all ? ALL_OVER : asks ? INFEASIBLE : DEADLOCK;
 }
-static void wait_in(enum optimizer_state state, const bool *until)
+static void wait_in(enum strand_state state, const bool *until)
 {
     struct strand *s = now;
     s->state = state;
@@ -165,7 +172,8 @@ void strand_does(const char *what)
     now->doing = what;
     now->fruitless = NULL;
     now->naps = 0;
-    moves++;                                            /* whatever it did before has become visible */
+    /* Other strands see from now on what this strand wrote before. */
+    moves++;
 }
 void strand_await(const bool *until)
 {
@@ -173,7 +181,7 @@ void strand_await(const bool *until)
 }
 static bool choose(void)
 {
-    if (now->hears != AS_CHOSEN) return now->hears == YES;
+    if (now->answering != AS_CHOSEN) return now->answering == YES;
     if (choices->next == MOST_CHOICES) {
         strands_fault("there are too many choices");
         return false;
@@ -190,11 +198,11 @@ bool strand_asks(const bool *whether)
         now->fruitless = whether;
         return false;
     }
-    if (!*whether) wait_in(now->hears == YES ? WAITS : ASKS, whether);
+    if (!*whether) wait_in(now->answering == YES ? WAITS : ASKS, whether);
     return *whether;
 }
-void strand_hears(enum answers answers) { now->hears = answers; }
-/* It has looked, in vain, since the last call; so if nothing has moved since then, there is nothing to see. */
+void strand_set_answers(enum answers answers) { now->answering = answers; }
+/* The strand has looked since the last call. If there were no moves since then, another look would show the same. */
 void strand_watches(void)
 {
     if (now->seen == moves && !ends) wait_in(WATCHES, NULL);
@@ -205,9 +213,9 @@ void strand_lags(bool lags)
     if (lags && !ends) wait_in(LAGS, NULL);
 }
 
-/* ---- what is wrong ---- */
+/* ---- faults ---- */
 void strands_end_waits(void) { ends = true; }
-bool strands_end(void) { return ends; }
+bool strands_have_ended_waits(void) { return ends; }
 void strands_fault(const char *format, ...)
 {
     va_list arguments;
@@ -218,17 +226,17 @@ void strands_fault(const char *format, ...)
     }
     va_end(arguments);
 }
-const char *strands_what_is_wrong(void) { return wrong ? text : NULL; }
+const char *strands_get_fault(void) { return wrong ? text : NULL; }
 void strands_describe(void)
 {
-    static const char *const words[] = { "goes on", "waits", "is to be told yes", "looks at memory", "lags",
+    static const char *const words[] = { "can continue", "waits", "waits for a yes", "looks at memory", "lags",
         "is over" };
     for (int i = 0; i < count; i++)
-        printf("    rank %d%s %s: %s\n", strands[i].rank, strands[i].thread ? ", its tail," : "",
+        printf("    rank %d%s %s: %s\n", strands[i].rank, strands[i].thread ? ", its async step," : "",
             words[strands[i].state], strands[i].doing);
 }
 
-/* ---- in place of the system's ---- */
+/* ---- replacements of library functions ---- */
 int __wrap_clock_gettime(clockid_t clock, struct timespec *out);
 int __wrap_nanosleep(const struct timespec *wanted, struct timespec *left);
 int __wrap_sched_yield(void);
@@ -253,11 +261,12 @@ int __wrap_nanosleep(const struct timespec *wanted, struct timespec *left)
     (void)wanted;
     (void)left;
     now_s += NAP_S;
-    if (++now->naps > MOST_NAPS) strands_fault("rank %d naps for ever: %s", now->rank, now->doing);
+    if (++now->naps > MOST_NAPS) strands_fault("rank %d naps without end: %s", now->rank, now->doing);
     return 0;
 }
 int __wrap_sched_yield(void) { return 0; }
-pid_t __wrap_getpid(void) { return 1; }                 /* a system call in each of zero's: half the time */
+/* Each call of zero makes this system call, which would take half of the time. */
+pid_t __wrap_getpid(void) { return 1; }
 int __wrap_pthread_create(pthread_t *out, const pthread_attr_t *how, void *(*main)(void *), void *context)
 {
     (void)how;
@@ -266,7 +275,7 @@ int __wrap_pthread_create(pthread_t *out, const pthread_attr_t *how, void *(*mai
     *out = (pthread_t)(s - strands);
     return 0;
 }
-static void wait_for_own(enum optimizer_state state, const bool *until)
+static void wait_for_own(enum strand_state state, const bool *until)
 {
     now->stubborn = true;
     if (!*until) wait_in(state, until);
@@ -305,7 +314,7 @@ int __wrap_pthread_cond_broadcast(pthread_cond_t *condition)
         if (strands[i].sleeps == condition) strands[i].woken = true;
     return 0;
 }
-static void sleep_on(enum optimizer_state state, pthread_cond_t *condition, pthread_mutex_t *lock)
+static void sleep_on(enum strand_state state, pthread_cond_t *condition, pthread_mutex_t *lock)
 {
     now->sleeps = condition;
     now->woken = false;
@@ -322,7 +331,7 @@ int __wrap_pthread_cond_wait(pthread_cond_t *condition, pthread_mutex_t *lock)
 int __wrap_pthread_cond_timedwait(pthread_cond_t *condition, pthread_mutex_t *lock, const struct timespec *until)
 {
     if (ends || choose()) {
-        sleep_on(ends || now->hears == YES ? WAITS : ASKS, condition, lock);
+        sleep_on(ends || now->answering == YES ? WAITS : ASKS, condition, lock);
         return 0;
     }
     if (now_s <= until->tv_sec) now_s = until->tv_sec + 1;

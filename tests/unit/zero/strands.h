@@ -1,40 +1,57 @@
-/* Ranks that take turns on one thread. A *strand* is one thread of a rank (the program's, or that of a step's tail)
- * with a stack of its own; it runs until it has to wait, then another one does. Time stands still but for those who
- * sleep.
+/* Ranks that take turns on one thread. A *strand* is one thread of a rank (of the program, or of the async step) with
+ * its own stack. It runs until it must wait, and then another strand runs. The clock advances only when a strand
+ * sleeps.
  *
- * Nothing here is left to chance: which strand is next follows from the rules, and each answer that a strand may get
- * either way, when it asks whether something is over, is a choice of the search. */
+ * A run is deterministic. Fixed rules decide which strand is next. If a strand asks whether something is over, and both
+ * answers are possible, the answer is a choice of the search. */
 #pragma once
 #include <stdbool.h>
 #include <stdint.h>
 
 enum { MOST_RANKS = 4, MOST_CHOICES = 250 };
-/* Of a run, in the order in which they come. 0: not yet; 1: as soon as it is over. */
+/* The choices of a run, in the order of the questions: 0 is the answer "not yet", 1 is "yes", for which the strand
+   waits. */
 struct choices { uint8_t taken[MOST_CHOICES]; int count, next; };
-/* Whose turn comes early or late, for what no rank waits for properly: a slice that is written while it is read, or
-   read before it is written, or before it has come. Who lags goes on when nobody else can; late: a call is over when
-   nobody can go on without. */
+/* The order of turns, which shows missing waits: a slice that is written while it is read, or read before it is written
+   or has arrived. `backwards`: the last strand that can continue is next, in place of the first. `writers_lag` and
+   `readers_lag`: strands that are about to update a slice, or read one, continue only when no other strand can. `late`:
+   a call that blocks no strand ends only when no strand can continue. */
 struct adversary { bool backwards, writers_lag, readers_lag, late; };
-enum ending { ALL_OVER, DEADLOCK, INFEASIBLE };         /* infeasible: somebody was to be told yes, and it never is */
+/* INFEASIBLE: a strand waits for the answer "yes", but what it asks for never ends. */
+enum ending { ALL_OVER, DEADLOCK, INFEASIBLE };
 
 void strands_begin(struct choices *choices, struct adversary adversary);
 void strand_start(int rank, void (*main)(void *), void *context);
-/* Until no strand can go on, and `ripen` says false: that nothing has ended, either, which they may wait for. */
+/* Runs the strands until none can continue. Then it calls `ripen`, which ends a call for which strands may wait, and
+   goes on if that returns true. */
 enum ending strands_run(bool (*ripen)(void));
-bool strands_want(const bool *until);                   /* one of them waits for that */
-int strand_rank(void);                                  /* of the strand that runs */
+/* Returns true if a strand waits for that flag. */
+bool strands_want(const bool *until);
+/* Returns the rank of the strand that runs. */
+int strand_rank(void);
 
-/* Of the strand that runs. */
-void strand_await(const bool *until);                   /* or until waits are ended */
-bool strand_asks(const bool *whether);                  /* a choice; false also where waits are ended and it is not */
-enum answers { AS_CHOSEN, NOT_YET, YES };               /* YES: it waits, whether that is for ever or not */
-void strand_hears(enum answers answers);                /* from now on */
-void strand_watches(void);                              /* memory that another one will write to */
+/* ---- for the strand that runs ---- */
+/* Waits until the flag is true, or waits are ended. */
+void strand_await(const bool *until);
+/* Asks whether the flag is true, which is a choice. If waits are ended, it returns the flag. */
+bool strand_asks(const bool *whether);
+/* Sets the answers that the strand gets from now on. YES: it waits for each flag. */
+enum answers { AS_CHOSEN, NOT_YET, YES };
+void strand_set_answers(enum answers answers);
+/* To be called between two looks at memory that another strand will write. Waits if no strand may have written since
+   the call before. */
+void strand_watches(void);
+/* Waits until no other strand can continue, if `lags` is true. */
 void strand_lags(bool lags);
-/* Something is wrong: the first text is kept, and all waits end, with errors, so that strands clean up. */
+
+/* Reports a fault. The first text is kept, and all waits end with errors, so that strands clean up. */
 void strands_fault(const char *format, ...) __attribute__((format(printf, 1, 2)));
 void strands_end_waits(void);
-bool strands_end(void);                                 /* whether waits are ended */
-const char *strands_what_is_wrong(void);                /* or NULL */
-void strands_describe(void);                            /* prints what each waits for */
-void strand_does(const char *what);                     /* for that; a literal */
+/* Returns true if waits are ended. */
+bool strands_have_ended_waits(void);
+/* Returns the text of the first fault, or NULL. */
+const char *strands_get_fault(void);
+/* Prints what each strand does or waits for. */
+void strands_describe(void);
+/* Sets what the running strand does, for strands_describe. The text is not copied. */
+void strand_does(const char *what);

@@ -1,5 +1,5 @@
-/* Sharded parameters: whole while they are used, numbers that are none while they are not, gathered as seldom and as
-   early as the uses before allow, whatever the order of uses, as long as it is one. */
+/* Sharded parameters are whole while they are used, and NaNs otherwise, in any order of uses that all ranks share.
+   Units are gathered only when necessary, and ahead of their use if the uses before predict it. */
 #include "include/tutti_zero.h"
 #include "tests/support/random.h"
 #include "tests/support/unit.h"
@@ -7,7 +7,7 @@
 #include "zero/prefetcher.h"
 #include <math.h>
 
-#define SAYS(text) REQUIRE(strstr(tutti_get_last_error(), text) != NULL)
+#define REQUIRE_ERROR(text) REQUIRE(strstr(tutti_get_last_error(), text) != NULL)
 enum { UNITS = 6, EACH = 2000, PARTS = 2, STEPS = 12 };
 static const tutti_zero_rates descent = { .rate = 1 };
 
@@ -35,7 +35,7 @@ static tutti_zero *make(struct rank *me, int prefetch)
     REQUIRE(tutti_zero_begin(zero) == TUTTI_OK);
     return zero;
 }
-static void is_whole(const tutti_zero *zero, int unit, int step)
+static void require_whole(const tutti_zero *zero, int unit, int step)
 {
     for (int p = unit * PARTS; p < (unit + 1) * PARTS; p++) {
         const float *at = tutti_zero_parameter_at(zero, p);
@@ -49,7 +49,7 @@ static bool is_away(const tutti_zero *zero, int unit)
     while (i < EACH && isnan(at[i])) i++;
     return i == EACH;
 }
-static void brings(tutti_zero *zero, int p)
+static void write_gradient(tutti_zero *zero, int p)
 {
     float *at;
     bool adds;
@@ -63,34 +63,35 @@ static tutti_zero_report report_of(const tutti_zero *zero)
     REQUIRE(tutti_zero_get_report(zero, &report) == TUTTI_OK);
     return report;
 }
-static void goes_forward(tutti_zero *zero, int step)
+static void use_forward(tutti_zero *zero, int step)
 {
     for (int u = 0; u < UNITS; u++) {
         REQUIRE(tutti_zero_use(zero, u) == TUTTI_OK);
-        is_whole(zero, u, step);
+        require_whole(zero, u, step);
         REQUIRE(tutti_zero_release(zero, u) == TUTTI_OK);
     }
 }
-static void goes_back(tutti_zero *zero, int step, int missing)
+static void use_backward(tutti_zero *zero, int step, int missing)
 {
     for (int u = UNITS - 1; u >= 0; u--) {
         REQUIRE(tutti_zero_use_backward(zero, u) == TUTTI_OK);
-        is_whole(zero, u, step);
+        require_whole(zero, u, step);
         for (int p = u * PARTS; p < (u + 1) * PARTS; p++)
-            if (p != missing) brings(zero, p);
+            if (p != missing) write_gradient(zero, p);
     }
 }
-/* All units forward, and back all but the last, which is there, and, if it is foreseen, the one before, which is kept.
-   Memory: what was used, what is used, what comes. */
-static void gathers_what_it_must(struct rank *me)
+/* Each step gathers all units for the forward pass. For the backward pass it gathers all but the last, which is still
+   whole, and but the one before if prefetching keeps it. Beside the slices, the memory holds the unit that was used
+   last, the one in use, and the prefetched ones. */
+static void count_gathers(struct rank *me)
 {
     int prefetch = *(const int *)me->context;
     tutti_zero *zero = make(me, prefetch);
     uint64_t slice = 0, moved = 0;
     for (int step = 0; step < STEPS; step++) {
         uint64_t before = report_of(zero).unforeseen;
-        goes_forward(zero, step);
-        goes_back(zero, step, -1);
+        use_forward(zero, step);
+        use_backward(zero, step, -1);
         REQUIRE(tutti_zero_step(zero, &descent, 1) == TUTTI_OK);
         for (int u = 0; u < UNITS && prefetch == 0; u++) REQUIRE(is_away(zero, u));
         tutti_zero_report report = report_of(zero);
@@ -103,21 +104,21 @@ static void gathers_what_it_must(struct rank *me)
     }
     REQUIRE(tutti_zero_destroy(zero) == TUTTI_OK);
 }
-static void test_gathers_what_it_must(void **state)
+static void test_units_are_gathered_only_when_necessary(void **state)
 {
     (void)state;
     for (int prefetch = 0; prefetch <= 2; prefetch++)
-        for (int size = 1; size <= 4; size++) world_threads(size, NULL, gathers_what_it_must, &prefetch);
-    world_threads_on("0,1,0", 3, NULL, gathers_what_it_must, &(int){ 1 });
+        for (int size = 1; size <= 4; size++) world_threads(size, NULL, count_gathers, &prefetch);
+    world_threads_on("0,1,0", 3, NULL, count_gathers, &(int){ 1 });
 }
-/* Orders that nobody can foresee, passes that are accumulated, all units kept between steps, gradients that one rank
-   has and another has not: what is used is right on all. */
-static void uses_in_any_order(struct rank *me)
+/* Random orders of uses, several passes, units that are all kept between steps, and gradients that only some ranks
+   have: all ranks read the right values. */
+static void use_in_random_order(struct rank *me)
 {
     uint64_t seed = *(const uint64_t *)me->context, own = seed * 31 + (uint64_t)me->rank;
     tutti_zero *zero = make(me, (int)(random_next(&seed) % 4));
     for (int step = 0; step < STEPS; step++) {
-        bool brought[UNITS * PARTS] = { false };
+        bool written[UNITS * PARTS] = { false };
         for (int n = 0, events = (int)(random_next(&seed) % 30); n < events; n++) {
             int u = (int)(random_next(&seed) % UNITS), kind = (int)(random_next(&seed) % 3);
             bool all = random_next(&seed) % 2;
@@ -127,14 +128,15 @@ static void uses_in_any_order(struct rank *me)
                 const float *at = tutti_zero_parameter_at(zero, p);
                 for (int i = 0; i < EACH; i++) REQUIRE(at[i] == (float)(100 * p));
                 bool mine = !all && (p + me->rank + n) % 3 == 0 && me->rank > 0;
-                if (!kind && !brought[p] && !mine) brings(zero, p);
-                brought[p] |= !kind;                    /* by rank 0, at least */
+                if (!kind && !written[p] && !mine) write_gradient(zero, p);
+                /* At least rank 0 has written this gradient. */
+                written[p] |= !kind;
             }
             if (kind == 1) REQUIRE(tutti_zero_release(zero, u) == TUTTI_OK);
         }
         if (random_next(&seed) % 4 == 0) {
             REQUIRE(tutti_zero_keep(zero, true) == TUTTI_OK);
-            for (int u = 0; u < UNITS; u++) is_whole(zero, u, 0);
+            for (int u = 0; u < UNITS; u++) require_whole(zero, u, 0);
             if (random_next(&seed) % 2) REQUIRE(tutti_zero_use(zero, 2) == TUTTI_OK);
             REQUIRE(tutti_zero_keep(zero, false) == TUTTI_OK);
         }
@@ -143,40 +145,41 @@ static void uses_in_any_order(struct rank *me)
     }
     REQUIRE(tutti_zero_destroy(zero) == TUTTI_OK);
 }
-static void test_any_order_of_uses(void **state)
+static void test_values_are_right_in_any_order_of_uses(void **state)
 {
     (void)state;
     for (uint64_t seed = 1; seed <= 12; seed++) {
-        world_threads(2 + (int)(seed % 3), NULL, uses_in_any_order, &seed);
-        world_threads_on("0,1,1", 3, NULL, uses_in_any_order, &(uint64_t){ seed + 100 });
+        world_threads(2 + (int)(seed % 3), NULL, use_in_random_order, &seed);
+        world_threads_on("0,1,1", 3, NULL, use_in_random_order, &(uint64_t){ seed + 100 });
     }
 }
 
-/* ---- what is refused, and what fails ---- */
-static void needs_its_unit(struct rank *me)
+/* ---- errors ---- */
+static void write_gradient_without_unit(struct rank *me)
 {
     tutti_zero *zero = make(me, 1);
     void *at;
     bool adds;
     REQUIRE(tutti_zero_gradient(zero, 0, &at, &adds) == TUTTI_INVALID_ARGUMENT && tutti_last_error_is_refusal());
-    SAYS("a gradient of unit 0 was computed while its parameters were not gathered");
+    REQUIRE_ERROR("a gradient of unit 0 was computed while its parameters were not gathered");
     REQUIRE(tutti_zero_use_backward(zero, UNITS) == TUTTI_INVALID_ARGUMENT);
     REQUIRE(tutti_zero_release(zero, -1) == TUTTI_INVALID_ARGUMENT);
     REQUIRE(tutti_zero_use(zero, 0) == TUTTI_OK && tutti_zero_gradient(zero, 0, &at, &adds) == TUTTI_OK);
     REQUIRE(tutti_zero_destroy(zero) == TUTTI_OK);
 }
-static void uses_others(struct rank *me)
+static void use_different_units(struct rank *me)
 {
     tutti_zero *zero = make(me, 1);
     REQUIRE(tutti_zero_use(zero, 2) == TUTTI_OK);
     tutti_status status = tutti_zero_use(zero, me->rank == 1 ? 4 : 3);
-    REQUIRE(status == TUTTI_MISMATCH || status == TUTTI_ABORTED); /* or is told by one that has found it before */
-    SAYS("all ranks must use the same units in the same order");
-    if (status == TUTTI_MISMATCH) SAYS("label");
+    /* ABORTED: another rank found the mismatch before. */
+    REQUIRE(status == TUTTI_MISMATCH || status == TUTTI_ABORTED);
+    REQUIRE_ERROR("all ranks must use the same units in the same order");
+    if (status == TUTTI_MISMATCH) REQUIRE_ERROR("label");
     REQUIRE(tutti_zero_use(zero, 0) == status);
     REQUIRE(tutti_zero_destroy(zero) == TUTTI_OK);
 }
-static void waits_in_vain(struct rank *me)
+static void use_after_rank_0_left(struct rank *me)
 {
     tutti_zero *zero = make(me, 1);
     if (me->rank == 0) {
@@ -184,29 +187,30 @@ static void waits_in_vain(struct rank *me)
         zero = NULL;
     } else {
         REQUIRE(tutti_zero_use(zero, 2) != TUTTI_OK);
-        SAYS("unit 2 was not gathered");
+        REQUIRE_ERROR("unit 2 was not gathered");
     }
     world_meet(me);
     REQUIRE(tutti_zero_destroy(zero) == TUTTI_OK);
 }
-static void test_what_is_refused(void **state)
+static void test_wrong_uses_are_errors(void **state)
 {
     (void)state;
-    world_threads(2, NULL, needs_its_unit, NULL);
-    world_threads(2, NULL, uses_others, NULL);
-    world_threads(3, NULL, uses_others, NULL);
-    world_threads(2, NULL, waits_in_vain, NULL);
+    world_threads(2, NULL, write_gradient_without_unit, NULL);
+    world_threads(2, NULL, use_different_units, NULL);
+    world_threads(3, NULL, use_different_units, NULL);
+    world_threads(2, NULL, use_after_rank_0_left, NULL);
 }
 
-/* ---- pure data ---- */
-static void test_prefetcher(void **state)
+/* ---- the prefetcher alone ---- */
+static void test_prefetcher_predicts_repeated_steps(void **state)
 {
     (void)state;
     struct prefetcher f;
     int next[8];
     assert_true(prefetcher_init(&f, 3));
     assert_int_equal(prefetcher_predict(&f, 8, next), 0);
-    for (int step = 0; step < 100; step++) {            /* more than it keeps */
+    /* The prefetcher does not keep so many events. */
+    for (int step = 0; step < 100; step++) {
         const int events[] = { 0, 1, 2, 1, 0, PREFETCH_STEP };
         for (int i = 0; i < 6; i++) {
             if (step > 1) {
@@ -218,7 +222,8 @@ static void test_prefetcher(void **state)
         }
     }
     assert_int_equal(prefetcher_predict(&f, 2, next), 2);
-    prefetcher_record(&f, 2);                               /* never after a step */
+    /* This unit was never used after a step. */
+    prefetcher_record(&f, 2);
     assert_int_equal(prefetcher_predict(&f, 2, next), 0);
     prefetcher_finish(&f);
 }
@@ -226,10 +231,10 @@ unit_function test_gather;
 int test_gather(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_prefetcher),
-        cmocka_unit_test(test_gathers_what_it_must),
-        cmocka_unit_test(test_any_order_of_uses),
-        cmocka_unit_test(test_what_is_refused),
+        cmocka_unit_test(test_prefetcher_predicts_repeated_steps),
+        cmocka_unit_test(test_units_are_gathered_only_when_necessary),
+        cmocka_unit_test(test_values_are_right_in_any_order_of_uses),
+        cmocka_unit_test(test_wrong_uses_are_errors),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,26 +1,29 @@
-/* That nobody waits for ever, whatever order gradients come in and wherever ranks meet in calls of the program's own:
-   all orders of small models are tried, with zero's own code, on verbs that are pretended (verbs.h).
+/* Shows that no rank waits without end, in whatever order gradients are ready and wherever ranks meet in calls of the
+   program. All orders of small models are tried, with zero's own code on simulated collectives (verbs.h).
 
-   Why that is all. Ranks act on each other only by collectives, which each rank starts in an order of its own program
-   and which end when all ranks have come; and by words that one writes and others wait for. If ranks only waited, who
-   is faster would not matter: each does the same, in every interleaving, until it can go on no more (a Kahn network).
-   So one interleaving shows them all. What a rank does depends on time only where it asks whether something is over and
-   goes on either way: tutti_test, and a wait with an end. There the answer is a choice, and all combinations are tried,
-   depth first, each run from the start (no state is kept). "Not yet" may always be: others are slow, or the news is.
-   "It is" may be if it ever is; who is told so waits for it, which is the interleaving in which it was slow. If it
-   never is, this combination does not exist, and is counted as infeasible: the one with "not yet" there is tried as
-   well. If nobody can go on, and nobody waits to be told yes, there is a deadlock.
+   Why the search is complete: ranks affect each other only by collectives, which each rank starts in the order of its
+   program and which end when all ranks have started them, and by words of memory that one rank writes and others wait
+   for. If ranks only waited, their speed would not matter: each rank would do the same in every interleaving, until it
+   cannot continue (a Kahn network). So one interleaving would show them all. What a rank does depends on time only
+   where it asks whether something is over and continues with either answer: in tutti_test, and in a wait with a
+   timeout. There the answer is a choice. All combinations of choices are tried, depth first, each run from the start
+   (no state is kept). "Not yet" is always possible, because other ranks, or their messages, may be slow. "Yes" is
+   possible if the thing is ever over. The rank that gets this answer waits for it, which is the interleaving in which
+   the rank was slow. If the thing is never over, the combination does not exist. It is counted as infeasible, and the
+   one with "not yet" is tried as well. If no rank can continue, and none waits for a "yes", there is a deadlock.
 
-   In every run calls are compared, and all that is read; all is given back in the end; and where waits had to be ended,
-   with errors, all strands end. What is read depends on time, too, where ranks share memory, which a network of words
-   does not show. So somebody lags: whoever is about to update a slice, or whoever reads; the first rank has the first
-   turn, or the last; what nobody blocks in is over when all have come, or when nobody can go on without. Orders have
-   one of these eight in turn; that finds what is wrong in many orders, and is no proof.
+   Every run compares the calls of the ranks, checks all values that are read, and checks that all memory is freed. If
+   waits had to be ended, with errors, all strands must still end. What a rank reads from shared memory depends on time,
+   too, which a Kahn network does not show. So each run delays some ranks: those that are about to update a slice, or
+   those that read. The first rank has the first turn, or the last. A call that blocks no rank ends when all ranks have
+   made it, or only when no rank can continue without it. Orders have these eight adversaries in turn. This finds faults
+   that many orders show, but it is no proof.
 
-   Not tried: errors and deaths, but as the end of a run; more than two steps; choices of a step in which orders do not
-   vary (all are "not yet" there: but for spare buffers a step leaves nothing that depends on them); a program that
-   leaves in the middle of a step, or hastily, when others have not come to the step; journals; zero/pages.c. Of plans
-   with `every`, but in --deep, and with `one_asks`, not all. --deep tries all orders, with each of the eight. */
+   Not tried: errors and deaths, except as the end of a run; more than two steps; choices in a step whose orders do not
+   vary (all are "not yet" there, because a step leaves nothing that depends on them but spare buffers); a program that
+   leaves in the middle of a step, or before the others have reached the step; traces (tutti_zero_watch); zero/pages.c.
+   Plans with `every` are tried in part, except with --deep, and plans with `one_asks` always in part. --deep tries all
+   orders with each of the eight adversaries. */
 #include "tests/support/exploration.h"
 #include "tests/unit/zero/program.h"
 #include <stdio.h>
@@ -40,7 +43,8 @@ static int permutations(int n) { return n < 2 ? 1 : n * permutations(n - 1); }
 static void find_permutation(int n, int number, int *out)
 {
     int left[MOST_PARAMETERS];
-    for (int i = 0; i < n; i++) left[i] = n - 1 - i;    /* number 0: as backward passes have them */
+    /* Number 0 is the order of a backward pass. */
+    for (int i = 0; i < n; i++) left[i] = n - 1 - i;
     for (int i = 0; i < n; i++) {
         int rest = permutations(n - 1 - i), at = number / rest;
         number %= rest;
@@ -48,7 +52,8 @@ static void find_permutation(int n, int number, int *out)
         memmove(&left[at], &left[at + 1], (size_t)(n - 1 - i - at) * sizeof *left);
     }
 }
-/* SHARDED: uses are collective, so a rank that met others before them would wait for those that meet it later. */
+/* With SHARDED, uses are collective. So a rank that met the others before its uses would wait for ranks that meet after
+   theirs. */
 static int first_place(const struct plan *p) { return p->placement == TUTTI_ZERO_SHARDED ? 0 : BEFORE_USES; }
 static int places(const struct plan *p, int rank)
 {
@@ -63,7 +68,8 @@ static long count_orders(const struct plan *p)
         if (p->varies >> step & 1) steps *= count;
     return steps;
 }
-/* In the step that does not vary all have one order: the first step's is one that is not learned by chance. */
+/* In a step that does not vary all ranks have one order. In the first step this is not the order of a backward pass,
+   which a rank would have right without learning it. */
 static void find_order(const struct plan *p, int step, int rank, long *number, struct sum_order *out)
 {
     int ways = permutations(p->parameters), count = places(p, rank);
@@ -80,14 +86,14 @@ static void find_orders(const struct plan *p, long number, struct orders *out)
 }
 
 /* ---- choices ---- */
-/* The last "not yet" becomes a "yes", and what came after is open. */
+/* Changes the last "not yet" to "yes", and removes the choices after it. Returns false if there was none. */
 static bool next_choices(struct choices *c)
 {
     while (c->count && c->taken[c->count - 1]) c->count--;
     if (c->count) c->taken[c->count - 1] = 1;
     return c->count;
 }
-static void tell(const struct plan *p, const struct orders *o, const struct choices *c, struct adversary a,
+static void print_fault(const struct plan *p, const struct orders *o, const struct choices *c, struct adversary a,
     const char *what)
 {
     printf("  WRONG in \"%s\": %s\n", p->name, what);
@@ -100,21 +106,21 @@ static void tell(const struct plan *p, const struct orders *o, const struct choi
         }
     printf("    choices");
     for (int i = 0; i < c->next; i++) printf(" %d", c->taken[i]);
-    printf("; the %s rank first, who %s lags, calls end %s\n", a.backwards ? "last" : "first",
-        a.writers_lag ? "updates" : "reads", a.late ? "late" : "at once");
+    printf("; the %s rank runs first, ranks lag before they %s, calls end %s\n", a.backwards ? "last" : "first",
+        a.writers_lag ? "update" : "read", a.late ? "late" : "at once");
 }
-static bool try_order(const struct plan *p, long number, long whose, struct tally *tally)
+static bool try_order(const struct plan *p, long number, long turn, struct tally *tally)
 {
     static struct choices c;
     struct orders orders;
-    struct adversary a = { whose & 1, whose & 2, !(whose & 2), whose & 4 };
+    struct adversary a = { turn & 1, turn & 2, !(turn & 2), turn & 4 };
     bool feasible;
     find_orders(p, number, &orders);
     c.count = 0;
     do {
         const char *what = program_run(p, &orders, &c, a, &feasible);
         if (what) {
-            tell(p, &orders, &c, a, what);
+            print_fault(p, &orders, &c, a, what);
             return false;
         }
         tally->runs++;
@@ -127,15 +133,16 @@ static bool try_order(const struct plan *p, long number, long whose, struct tall
     return true;
 }
 
-/* ---- what is tried ---- */
-/* ranks, hosts, units, parameters */
+/* ---- plans ---- */
+/* The numbers of ranks, hosts, units and parameters. */
 #define OF(r, h, u, p) .ranks = (r), .hosts = (h), .units = (u), .parameters = (p)
 #define SHARED .placement = TUTTI_ZERO_SHARED
 #define REPLICATED .placement = TUTTI_ZERO_REPLICATED
 #define SHARDED .placement = TUTTI_ZERO_SHARDED
 #define WHOLE .placement = TUTTI_ZERO_WHOLE
 #define PACKED .packs = TUTTI_COMPRESS_FLOAT16
-#define TOLD .packs = TUTTI_COMPRESS_THRESHOLD          /* sides tell each other first how much comes */
+/* With this form, the ranks first send each other the lengths of the slices. */
+#define WITH_LENGTHS .packs = TUTTI_COMPRESS_THRESHOLD
 static const struct plan plans[] = {
     { "shared, the first step", OF(2, 1, 3, 3), SHARED, .meets = true, .buffers = 1, .varies = FIRST },
     { "shared", OF(2, 1, 3, 3), SHARED, .meets = true, .buffers = 1, .varies = SECOND },
@@ -155,7 +162,7 @@ static const struct plan plans[] = {
         .varies = SECOND },
     { "sharded, two ahead, both steps", OF(2, 1, 2, 2), SHARDED, .meets = true, .prefetch = 2, .buffers = 1,
         .varies = FIRST | SECOND },
-    /* what is brought when, and what is asked for before the step */
+    /* Gradients that are left out, several passes, and calls before the step. */
     { "a unit of two", OF(2, 1, 2, 3), SHARED, .meets = true, .buffers = 1, .varies = FIRST },
     { "a gradient is left out", OF(2, 1, 3, 3), SHARED, .meets = true, .leaves_out = true, .buffers = 1,
         .varies = SECOND },
@@ -194,7 +201,7 @@ static const struct plan plans[] = {
     { "one leaves early, replicated", OF(3, 1, 2, 2), REPLICATED, .meets = true, .leaves = true, .buffers = 1,
         .varies = SECOND },
     { "one leaves early, two hosts", OF(2, 2, 3, 3), SHARED, .leaves = true, .buffers = 1, .varies = SECOND },
-    /* ahead: a tail of each step, beside the next */
+    /* Async steps. */
     { "ahead", OF(2, 1, 3, 3), SHARED, .meets = true, .ahead = true, .buffers = 1, .varies = SECOND },
     { "ahead, both steps", OF(2, 1, 2, 2), SHARED, .meets = true, .ahead = true, .buffers = 1,
         .varies = FIRST | SECOND },
@@ -217,14 +224,16 @@ static const struct plan plans[] = {
         .varies = SECOND },
     { "ahead, whole", OF(2, 1, 3, 3), WHOLE, .meets = true, .ahead = true, .leaves_out = true, .buffers = 1,
         .varies = SECOND },
-    /* packed */
-    { "told", OF(2, 1, 3, 3), REPLICATED, .meets = true, TOLD, .buffers = 1, .varies = SECOND, .every = 67 },
-    { "told, two passes", OF(2, 1, 2, 2), SHARED, .meets = true, .passes = 2, TOLD, .one_asks = true, .buffers = 1,
-        .varies = SECOND, .every = 11 },
-    { "told, ahead", OF(2, 1, 2, 2), SHARED, .meets = true, .ahead = true, TOLD, .buffers = 1, .varies = SECOND },
-    { "told, two hosts of two, one asks", OF(4, 2, 2, 2), REPLICATED, TOLD, .one_asks = true, .buffers = 2,
+    /* Compressed gradients. */
+    { "lengths sent", OF(2, 1, 3, 3), REPLICATED, .meets = true, WITH_LENGTHS, .buffers = 1, .varies = SECOND,
+        .every = 67 },
+    { "lengths sent, two passes", OF(2, 1, 2, 2), SHARED, .meets = true, .passes = 2, WITH_LENGTHS, .one_asks = true,
+        .buffers = 1, .varies = SECOND, .every = 11 },
+    { "lengths sent, ahead", OF(2, 1, 2, 2), SHARED, .meets = true, .ahead = true, WITH_LENGTHS, .buffers = 1,
         .varies = SECOND },
-    { "the largest", OF(2, 1, 2, 2), SHARED, .packs = TUTTI_COMPRESS_TOPK, .buffers = 1, .varies = FIRST },
+    { "lengths sent, two hosts of two, one asks", OF(4, 2, 2, 2), REPLICATED, WITH_LENGTHS, .one_asks = true,
+        .buffers = 2, .varies = SECOND },
+    { "packed by top-k", OF(2, 1, 2, 2), SHARED, .packs = TUTTI_COMPRESS_TOPK, .buffers = 1, .varies = FIRST },
     { "packed", OF(2, 1, 3, 3), SHARED, .meets = true, PACKED, .buffers = 1, .varies = SECOND },
     { "packed, two hosts of two", OF(4, 2, 2, 2), REPLICATED, .meets = true, PACKED, .buffers = 1, .varies = SECOND,
         .every = 67 },
@@ -234,7 +243,8 @@ static const struct plan plans[] = {
     { "packed, ahead, two hosts of two", OF(4, 2, 2, 2), SHARED, PACKED, .ahead = true, .buffers = 1,
         .varies = SECOND },
 };
-/* Orders are numbers of many digits, and the adversary is the last one: a stride that divides none shows all values. */
+/* The number of an order has several digits, of which the adversary is the last. A stride without a common factor with
+   their bases reaches all values of each digit. */
 static long find_stride(const struct plan *p, long orders, long most)
 {
     long every = orders / most + 1;
@@ -242,7 +252,8 @@ static long find_stride(const struct plan *p, long orders, long most)
     while (every > 1 && (every % 2 == 0 || every % 3 == 0 || every % 5 == 0 || every % 7 == 0)) every++;
     return every;
 }
-/* Of each plan `most` orders at most, evenly spread, with one adversary each; or all, with each. */
+/* Tries at most `most` orders of a plan, evenly spread, with one adversary each. `deep`: all orders with all
+   adversaries. */
 static bool try_plan(const struct plan *p, long most, bool deep, struct tally *tally)
 {
     long orders = count_orders(p), every = deep ? 1 : find_stride(p, orders, most);
@@ -269,7 +280,7 @@ static bool try_all(long most, bool deep)
     }
     printf("%zu plans, %ld orders, %ld runs with %ld choices, %ld of them infeasible: %s\n",
         sizeof plans / sizeof *plans, all.orders, all.runs, all.choices, all.infeasible,
-        fine ? "nobody waits for ever, and all values are right" : "WRONG");
+        fine ? "no rank waits without end, and all values are right" : "WRONG");
     return fine;
 }
 bool exploration_holds(enum depth depth) { return try_all(depth == QUICK ? FEW_ORDERS : MOST_ORDERS, depth == DEEP); }

@@ -16,7 +16,8 @@ static void draw(struct model *m)
     int unit = 0;
     m->config = (tutti_zero_config)TUTTI_ZERO_CONFIG_INIT;
     m->config.parameters = 1 + below(MOST_PARAMETERS);
-    m->config.units = MOST_UNITS;                       /* some have no parameters */
+    /* Some units have no parameters. */
+    m->config.units = MOST_UNITS;
     m->config.groups = 2;
     for (int i = 0; i < m->config.parameters; i++) {
         if (unit < MOST_UNITS - 1) unit += below(2);
@@ -72,7 +73,7 @@ static void test_each_element_has_one_owner(void **state)
         partition_finish(&partition);
     }
 }
-static void test_other_models_have_other_digests(void **state)
+static void test_different_models_have_different_digests(void **state)
 {
     (void)state;
     struct model m;
@@ -89,50 +90,53 @@ static void test_other_models_have_other_digests(void **state)
         for (int l = 0; l < k; l++) assert_true(digests[k] != digests[l]);
         partition_finish(&partition);
     }
-    assert_int_equal(partition_init(&partition, &m.config, 1, 2), TUTTI_OK);     /* each rank has the same */
+    /* All ranks compute the same digest. */
+    assert_int_equal(partition_init(&partition, &m.config, 1, 2), TUTTI_OK);
     assert_true(partition_digest(&partition, &m.config) == digests[4]);
     partition_finish(&partition);
 }
-static void refuses(struct model *m, const char *words)
+/* Checks that the model is an error with these words, and draws the next model. */
+static void require_refusal(struct model *m, const char *words)
 {
     struct partition partition;
     assert_int_equal(partition_init(&partition, &m->config, 0, 2), TUTTI_INVALID_ARGUMENT);
     assert_true(tutti_last_error_is_refusal());
-    if (!strstr(tutti_get_last_error(), words)) fail_msg("\"%s\" says nothing of %s", tutti_get_last_error(), words);
+    if (!strstr(tutti_get_last_error(), words))
+        fail_msg("\"%s\" does not contain \"%s\"", tutti_get_last_error(), words);
     partition_finish(&partition);
     draw(m);
 }
-static void test_what_is_refused(void **state)
+static void test_invalid_models_are_errors(void **state)
 {
     (void)state;
     struct model m;
     draw(&m);
     m.parameter[0].count = 0;
-    refuses(&m, "parameter 0 has no elements");
+    require_refusal(&m, "parameter 0 has no elements");
     m.parameter[0].unit = MOST_UNITS;
-    refuses(&m, "parameter 0 is of unit 6");
+    require_refusal(&m, "parameter 0 is of unit 6");
     m.parameter[0].group = 2;
-    refuses(&m, "parameter 0 is of group 2");
+    require_refusal(&m, "parameter 0 is of group 2");
     m.config.parameters = 0;
-    refuses(&m, "at least one parameter");
+    require_refusal(&m, "at least one parameter");
     m.dtype[3] = TUTTI_INT32;
-    refuses(&m, "unit 3 has elements of type int32");
+    require_refusal(&m, "unit 3 has elements of type int32");
     m.dtype[3] = TUTTI_FLOAT64;
     m.config.rule = TUTTI_ZERO_ADAM;
-    refuses(&m, "unit 3 is float64, and the update rules compute in float32");
+    require_refusal(&m, "unit 3 is float64, and the update rules compute in float32");
     m.dtype[3] = TUTTI_FLOAT16;
     m.config.compression.form = TUTTI_COMPRESS_INT8;
-    refuses(&m, "gradients of type float16 (unit 3) cannot be compressed");
+    require_refusal(&m, "gradients of type float16 (unit 3) cannot be compressed");
     m.parameter[0].count = SIZE_MAX / 2;
-    refuses(&m, "exceeds the address space");
+    require_refusal(&m, "exceeds the address space");
 }
 unit_function test_partition;
 int test_partition(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_each_element_has_one_owner),
-        cmocka_unit_test(test_other_models_have_other_digests),
-        cmocka_unit_test(test_what_is_refused),
+        cmocka_unit_test(test_different_models_have_different_digests),
+        cmocka_unit_test(test_invalid_models_are_errors),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,5 +1,5 @@
-/* A file of states: what is written is read again after its memory was freed, and refusals say why. The file is in the
-   working directory, which is on a disk; in a tmpfs only the refusals can be tested. */
+/* A file of optimizer states: values are read back after their memory was freed, and errors give the reason. The file
+   is in the working directory, which should be on a disk. In a tmpfs only the errors can be tested. */
 #include "backend/base/status.h"
 #include "tests/support/unit.h"
 #include "zero/state_file.h"
@@ -37,7 +37,7 @@ static void update_all(struct state_file *file, int step)
         assert_true(state_file_write_behind(file, u) == TUTTI_OK);
     }
 }
-static void test_states_leave_memory_and_come_back(void **state)
+static void test_states_are_read_back_from_the_file(void **state)
 {
     (void)state;
     struct state_file file;
@@ -48,7 +48,7 @@ static void test_states_leave_memory_and_come_back(void **state)
     for (int u = 0; u < UNITS - 2; u++) assert_true(count_resident_pages(&file, u) == 0);
     state_file_close(&file);
 }
-static void test_without_a_directory_nothing_happens(void **state)
+static void test_no_directory_means_no_file(void **state)
 {
     (void)state;
     struct state_file file;
@@ -64,7 +64,7 @@ static void expect_refusal(const char *directory, const size_t *bytes, int units
     assert_true(status_is_refusal() && strstr(status_detail(), text) && strstr(status_detail(), directory));
     state_file_close(&file);
 }
-static void test_refusals(void **state)
+static void test_unusable_directories_are_errors(void **state)
 {
     (void)state;
     const size_t huge = (size_t)1 << 60;
@@ -76,9 +76,9 @@ unit_function test_state_file;
 int test_state_file(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_states_leave_memory_and_come_back),
-        cmocka_unit_test(test_without_a_directory_nothing_happens),
-        cmocka_unit_test(test_refusals),
+        cmocka_unit_test(test_states_are_read_back_from_the_file),
+        cmocka_unit_test(test_no_directory_means_no_file),
+        cmocka_unit_test(test_unusable_directories_are_errors),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

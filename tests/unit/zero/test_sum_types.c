@@ -1,11 +1,11 @@
 /* Sums in float32 of gradients in 16 bits: averages that 16 bits cannot hold reach pieces, norm and step, in each
-   placement; and configurations that cannot be are refused. */
+   placement. Invalid configurations are errors. */
 #include "include/tutti_zero.h"
 #include "tests/support/unit.h"
 #include "tests/support/world.h"
 #include <math.h>
 
-#define SAYS(text) REQUIRE(strstr(tutti_get_last_error(), text) != NULL)
+#define REQUIRE_ERROR(text) REQUIRE(strstr(tutti_get_last_error(), text) != NULL)
 enum { PARAMETERS = 3, UNITS = 2 };
 static const tutti_zero_parameter three[PARAMETERS] = { { 5000, 0, 0 }, { 77, 0, 0 }, { 3000, 1, 0 } };
 /* One, and 2^-8, whose sum needs 9 significant bits. */
@@ -40,7 +40,7 @@ static void zero_add_gradients(struct rank *me, tutti_zero *zero, const uint16_t
     }
 }
 /* The gradients of two passes are summed, those of unit 1 in two rounds. */
-static void steps_once(struct rank *me, tutti_zero *zero, const uint16_t *bits, double before)
+static void take_step(struct rank *me, tutti_zero *zero, const uint16_t *bits, double before)
 {
     static const tutti_zero_rates rates = { .rate = 1 };
     tutti_zero_piece piece;
@@ -73,7 +73,7 @@ static void zero_check_values(struct rank *me, tutti_zero *zero, tutti_dtype dty
     }
     REQUIRE(tutti_zero_keep(zero, false) == TUTTI_OK && tutti_barrier(me->comm, NULL) == TUTTI_OK);
 }
-static void sums_in_float32(struct rank *me)
+static void train_with_float32_sums(struct rank *me)
 {
     for (int n = 0; n < 2 * TUTTI_ZERO_PLACEMENTS; n++) {
         tutti_dtype dtype = n % 2 ? TUTTI_FLOAT16 : TUTTI_BFLOAT16;
@@ -85,46 +85,46 @@ static void sums_in_float32(struct rank *me)
         for (int p = 0; p < PARAMETERS && me->rank == 0; p++)
             memset(tutti_zero_parameter_at(zero, p), 0, three[p].count * sizeof(uint16_t));
         REQUIRE(tutti_zero_begin(zero) == TUTTI_OK);
-        steps_once(me, zero, bits_of[n % 2], 0);
-        steps_once(me, zero, bits_of[n % 2], -2 * average);
+        take_step(me, zero, bits_of[n % 2], 0);
+        take_step(me, zero, bits_of[n % 2], -2 * average);
         zero_check_values(me, zero, dtype);
         REQUIRE(tutti_zero_destroy(zero) == TUTTI_OK);
     }
 }
-static void test_sums_in_float32(void **state)
+static void test_float32_sums_are_not_rounded(void **state)
 {
     (void)state;
-    world_threads(2, NULL, sums_in_float32, NULL);
-    world_threads_on("2", 4, NULL, sums_in_float32, NULL);
+    world_threads(2, NULL, train_with_float32_sums, NULL);
+    world_threads_on("2", 4, NULL, train_with_float32_sums, NULL);
 }
-static void rank_check_refusals(struct rank *me)
+static void make_wrong_calls(struct rank *me)
 {
     tutti_zero *zero = NULL;
     tutti_dtype types[UNITS] = { TUTTI_BFLOAT16, TUTTI_FLOAT64 };
     tutti_zero_config c = config_of(me, TUTTI_ZERO_REPLICATED, types);
     c.rule = TUTTI_ZERO_NONE;
     REQUIRE(tutti_zero_create(&zero, &c) == TUTTI_INVALID_ARGUMENT);
-    SAYS("unit 1 is float64, and sums in float32 would round its gradients");
+    REQUIRE_ERROR("unit 1 is float64, and sums in float32 would round its gradients");
     types[1] = TUTTI_FLOAT32;
     c.compression = (tutti_compression){ .form = TUTTI_COMPRESS_INT8 };
     REQUIRE(tutti_zero_create(&zero, &c) == TUTTI_INVALID_ARGUMENT);
-    SAYS("unit 0) cannot be both compressed and summed in float32");
+    REQUIRE_ERROR("unit 0) cannot be both compressed and summed in float32");
     c.compression.form = TUTTI_COMPRESS_NONE;
     c.sums_in_float32 = me->rank == 0;
     REQUIRE(tutti_zero_create(&zero, &c) == TUTTI_MISMATCH && !zero);
-    SAYS("the types of sums");
+    REQUIRE_ERROR("the types of sums");
 }
-static void test_what_is_refused(void **state)
+static void test_invalid_types_of_sums_are_errors(void **state)
 {
     (void)state;
-    world_threads(2, NULL, rank_check_refusals, NULL);
+    world_threads(2, NULL, make_wrong_calls, NULL);
 }
 unit_function test_sum_types;
 int test_sum_types(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_sums_in_float32),
-        cmocka_unit_test(test_what_is_refused),
+        cmocka_unit_test(test_float32_sums_are_not_rounded),
+        cmocka_unit_test(test_invalid_types_of_sums_are_errors),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,6 +1,6 @@
-/* Training with zero against one process that does all: after each step every rank has the same parameters, to the
-   bit, whatever order gradients come in, with accumulation, several passes, and parameters that some ranks or all
-   leave out. */
+/* Training with zero, compared with a reference in one process. After each step the parameters of every rank have the
+   same bits as the reference, in any order of gradients, with several passes and held passes, and with gradients that
+   some or all ranks leave out. */
 #include "include/tutti_zero.h"
 #include "tests/support/random.h"
 #include "tests/support/unit.h"
@@ -8,23 +8,27 @@
 #include <math.h>
 #include <signal.h>
 
-#define SAYS(text) REQUIRE(strstr(tutti_get_last_error(), text) != NULL)
+#define REQUIRE_ERROR(text) REQUIRE(strstr(tutti_get_last_error(), text) != NULL)
+/* The number of models for each placement. --models N sets it. */
 #ifdef FEW
 static int turns = 3;
 #else
-static int turns = 12;                                  /* models of each kind; more with --models N */
+static int turns = 12;
 #endif
 enum { MOST_PARAMETERS = 12, MOST_UNITS = 5, STEPS = 4, MOST_ELEMENTS = 3000 };
 
-/* What all ranks draw alike, from one seed. */
+/* A model and its training, which all ranks draw from one seed. */
 struct model {
     tutti_zero_parameter parameter[MOST_PARAMETERS];
     tutti_dtype dtype[MOST_UNITS];
     tutti_zero_config config;
     tutti_zero_rates rates[2];
-    int passes;                                         /* backward passes in a step */
-    bool holds;                                         /* all but the last of them */
-    bool leaves_out;                                    /* some ranks have no gradient of some parameters */
+    /* The number of backward passes in a step. */
+    int passes;
+    /* All passes but the last are held. */
+    bool holds;
+    /* Some ranks have no gradient of some parameters. */
+    bool leaves_out;
     uint64_t seed;
 };
 static int below(uint64_t *seed, int n) { return (int)(random_next(seed) % (uint64_t)n); }
@@ -50,14 +54,14 @@ static struct model draw(uint64_t seed, tutti_zero_placement placement)
     m.holds = below(&seed, 2);
     m.leaves_out = below(&seed, 2);
     bool packs = below(&seed, 3) == 0 && placement != TUTTI_ZERO_WHOLE;
-    if (packs)                                          /* all are kept: nothing is lost */
-        m.config.compression.form = below(&seed, 2) ? TUTTI_COMPRESS_TOPK : TUTTI_COMPRESS_THRESHOLD;
+    /* Compression keeps all numbers, so the averages are exact. */
+    if (packs) m.config.compression.form = below(&seed, 2) ? TUTTI_COMPRESS_TOPK : TUTTI_COMPRESS_THRESHOLD;
     m.config.compression.threshold = 1e-3;
     m.config.compression.kept = 1024;
     m.config.compression.feedback = below(&seed, 2) && packs;
     return m;
 }
-/* Numbers of which sums and averages over four ranks are exact, so that no order of adding shows. */
+/* Returns numbers whose sums and averages over four ranks are exact, so the order of additions does not matter. */
 static float gradient_of(const struct model *m, int rank, int step, int pass, int parameter, size_t i)
 {
     uint64_t mixed = m->seed + (uint64_t)rank * 1000003 + (uint64_t)step * 5077 + (uint64_t)pass * 331
@@ -65,15 +69,17 @@ static float gradient_of(const struct model *m, int rank, int step, int pass, in
     return (float)((int)(random_next(&mixed) % 2001) - 1000) / 64;
 }
 static float first_value(int parameter, size_t i) { return (float)((parameter * 31 + (int)i * 7) % 200 - 100) / 32; }
-static bool brings(const struct model *m, int rank, int step, int pass, int parameter)
+/* Returns true if the rank has a gradient of the parameter in that pass. */
+static bool has_gradient(const struct model *m, int rank, int step, int pass, int parameter)
 {
     uint64_t mixed = m->seed * 3 + (uint64_t)(((rank * STEPS + step) * 4 + pass) * MOST_PARAMETERS + parameter);
     if (!m->leaves_out) return true;
-    if (parameter % 5 == 3 && step == 1) return false;  /* nobody does, in one step */
+    /* In step 1, no rank has a gradient of these parameters. */
+    if (parameter % 5 == 3 && step == 1) return false;
     return random_next(&mixed) % 4 != 0;
 }
 
-/* ---- one process does all ---- */
+/* ---- the reference ---- */
 struct reference { float value[MOST_ELEMENTS], first[MOST_ELEMENTS], second[MOST_ELEMENTS]; int steps; };
 static bool sum_of(const struct model *m, int ranks, int step, int parameter, float *sum)
 {
@@ -81,7 +87,7 @@ static bool sum_of(const struct model *m, int ranks, int step, int parameter, fl
     memset(sum, 0, MOST_ELEMENTS * sizeof *sum);
     for (int rank = 0; rank < ranks; rank++)
         for (int pass = 0; pass < m->passes; pass++) {
-            if (!brings(m, rank, step, pass, parameter)) continue;
+            if (!has_gradient(m, rank, step, pass, parameter)) continue;
             any = true;
             for (size_t i = 0; i < m->parameter[parameter].count; i++)
                 sum[i] += gradient_of(m, rank, step, pass, parameter, i) / (float)ranks;
@@ -138,17 +144,17 @@ static void shuffle(uint64_t *seed, int *order, int count)
         order[k] = kept;
     }
 }
-static void uses_all(const struct model *m, tutti_zero *zero, const struct reference *all)
+static void use_and_compare_all(const struct model *m, tutti_zero *zero, const struct reference *all)
 {
     for (int u = 0; u < m->config.units; u++) REQUIRE(tutti_zero_use(zero, u) == TUTTI_OK);
     for (int p = 0; p < m->config.parameters; p++)
         REQUIRE(memcmp(tutti_zero_parameter_at(zero, p), all[p].value, m->parameter[p].count * sizeof(float)) == 0);
 }
-static void brings_one(const struct model *m, tutti_zero *zero, int rank, int step, int pass, int p)
+static void write_gradient(const struct model *m, tutti_zero *zero, int rank, int step, int pass, int p)
 {
     float *at;
     bool adds;
-    if (!brings(m, rank, step, pass, p)) return;
+    if (!has_gradient(m, rank, step, pass, p)) return;
     REQUIRE(tutti_zero_gradient(zero, p, (void **)&at, &adds) == TUTTI_OK);
     for (size_t i = 0; i < m->parameter[p].count; i++) {
         float g = gradient_of(m, rank, step, pass, p, i);
@@ -156,15 +162,15 @@ static void brings_one(const struct model *m, tutti_zero *zero, int rank, int st
     }
     REQUIRE(tutti_zero_ready(zero, p) == TUTTI_OK);
 }
-/* Each rank in an order of its own, with pauses of its own. */
-static void goes_back(const struct model *m, tutti_zero *zero, struct rank *me, int step, int pass, uint64_t *own)
+/* Runs a backward pass. Each rank has its own order and its own pauses. */
+static void run_backward(const struct model *m, tutti_zero *zero, struct rank *me, int step, int pass, uint64_t *own)
 {
     int order[MOST_PARAMETERS];
     shuffle(own, order, m->config.parameters);
     REQUIRE(tutti_zero_hold(zero, m->holds && pass < m->passes - 1) == TUTTI_OK);
     for (int i = 0; i < m->config.parameters; i++) {
         if (below(own, 8) == 0) sleep_us(below(own, 300));
-        brings_one(m, zero, me->rank, step, pass, order[i]);
+        write_gradient(m, zero, me->rank, step, pass, order[i]);
     }
 }
 static double norm_of(const struct model *m, int ranks, int step)
@@ -177,8 +183,9 @@ static double norm_of(const struct model *m, int ranks, int step)
     }
     return sqrt(squares);
 }
-/* Of buffers for units of each length no more than it may have are left; beside them a sum or two of each slice. */
-static void keeps_to_its_limit(const struct model *m, const tutti_zero *zero, int ranks)
+/* Checks that the memory for gradients is within its limit: the allowed number of buffers for each length of units, and
+   two sums of each slice. */
+static void check_memory(const struct model *m, const tutti_zero *zero, int ranks)
 {
     tutti_zero_report report = { .struct_size = sizeof report };
     size_t unit[MOST_UNITS] = { 0 }, most = 0, slices = m->config.placement == TUTTI_ZERO_WHOLE ? 1 : (size_t)ranks;
@@ -188,14 +195,15 @@ static void keeps_to_its_limit(const struct model *m, const tutti_zero *zero, in
         size_t pages = 4096 * slices, bytes = (unit[u] + pages - 1) / pages * pages;
         int buffers = m->config.buffers ? m->config.buffers : 2, alike = 0;
         for (int v = 0; v < u; v++) alike += (unit[v] + pages - 1) / pages * pages == bytes;
-        most += 2 * bytes / slices;                     /* of one slice in place, and those of a later round */
+        /* The sums of the first and the second round. */
+        most += 2 * bytes / slices;
         if (slices > 1 && !alike) most += bytes * (size_t)buffers;
         if (m->config.compression.feedback) most += bytes;
     }
     REQUIRE(report.gradient_bytes <= most);
 }
-/* Of a training that was watched from its beginning to its end. */
-static void has_told_all(const struct model *m, tutti_zero *zero)
+/* Checks the events of a training that was watched from its beginning to its end. */
+static void check_events(const struct model *m, tutti_zero *zero)
 {
     enum { ROOM = 4000 };
     tutti_zero_event *event = calloc(ROOM, sizeof *event);
@@ -218,7 +226,7 @@ static void has_told_all(const struct model *m, tutti_zero *zero)
     REQUIRE(tutti_zero_get_events(zero, event, ROOM, &count, &missed) == TUTTI_OK && count == 1 && missed >= 1);
     free(event);
 }
-static void trains(struct rank *me, struct model *m)
+static void train(struct rank *me, struct model *m)
 {
     static _Thread_local struct reference all[MOST_PARAMETERS];
     tutti_zero *zero;
@@ -237,8 +245,8 @@ static void trains(struct rank *me, struct model *m)
     if (m->seed % 2) REQUIRE(tutti_zero_watch(zero, 4000) == TUTTI_OK);
     for (int step = 0; step < STEPS; step++) {
         double norm, scale = step % 2 ? 0.5 : 1;
-        uses_all(m, zero, all);
-        for (int pass = 0; pass < m->passes; pass++) goes_back(m, zero, me, step, pass, &own);
+        use_and_compare_all(m, zero, all);
+        for (int pass = 0; pass < m->passes; pass++) run_backward(m, zero, me, step, pass, &own);
         if (step == 2) {
             REQUIRE(tutti_zero_norm(zero, &norm) == TUTTI_OK);
             REQUIRE(fabs(norm - norm_of(m, me->size, step)) <= 1e-6 * norm);
@@ -246,35 +254,34 @@ static void trains(struct rank *me, struct model *m)
         REQUIRE(tutti_zero_step(zero, m->rates, scale) == TUTTI_OK);
         step_reference(m, all, me->size, step, scale);
     }
-    uses_all(m, zero, all);
-    keeps_to_its_limit(m, zero, me->size);
-    if (m->seed % 2) has_told_all(m, zero);
+    use_and_compare_all(m, zero, all);
+    check_memory(m, zero, me->size);
+    if (m->seed % 2) check_events(m, zero);
     REQUIRE(tutti_zero_destroy(zero) == TUTTI_OK);
 }
-static void trains_models(struct rank *me)
+static void train_models(struct rank *me)
 {
     const uint64_t *seed = me->context;
     for (uint64_t turn = 0; turn < (uint64_t)turns; turn++)
         for (tutti_zero_placement placement = 0; placement < TUTTI_ZERO_PLACEMENTS; placement++) {
             struct model m = draw(*seed + 101 * turn, placement);
-            trains(me, &m);
+            train(me, &m);
         }
 }
-static void test_as_one_process_would(void **state)
+static void test_parameters_equal_the_reference(void **state)
 {
     (void)state;
-    for (int size = 1; size <= 4; size *= 2)
-        world_threads(size, NULL, trains_models, &(uint64_t){ 5 + (uint64_t)size });
+    for (int size = 1; size <= 4; size *= 2) world_threads(size, NULL, train_models, &(uint64_t){ 5 + (uint64_t)size });
 }
-static void test_over_hosts(void **state)
+static void test_parameters_equal_the_reference_over_hosts(void **state)
 {
     (void)state;
-    world_threads_on("2", 4, NULL, trains_models, &(uint64_t){ 1009 });
-    world_threads_on("0,1,0,1", 4, NULL, trains_models, &(uint64_t){ 2003 });
-    world_threads_on("4", 4, NULL, trains_models, &(uint64_t){ 3001 });
+    world_threads_on("2", 4, NULL, train_models, &(uint64_t){ 1009 });
+    world_threads_on("0,1,0,1", 4, NULL, train_models, &(uint64_t){ 2003 });
+    world_threads_on("4", 4, NULL, train_models, &(uint64_t){ 3001 });
 }
 
-/* ---- what is refused, and what fails ---- */
+/* ---- errors ---- */
 static tutti_zero_parameter two[2] = { { 100, 0, 0 }, { 200, 1, 0 } };
 static const tutti_dtype floats[2] = { TUTTI_FLOAT32, TUTTI_FLOAT32 };
 static tutti_zero_config config_of(struct rank *me, tutti_zero_placement placement)
@@ -289,25 +296,25 @@ static tutti_zero_config config_of(struct rank *me, tutti_zero_placement placeme
     c.rule = TUTTI_ZERO_ADAMW;
     return c;
 }
-static void describes_another_model(struct rank *me)
+static void create_with_another_model(struct rank *me)
 {
     tutti_zero *zero = NULL;
     tutti_zero_config c = config_of(me, TUTTI_ZERO_REPLICATED);
     tutti_zero_parameter other[2] = { { 100, 0, 0 }, { 200 + (size_t)(me->rank == 1), 1, 0 } };
     c.parameter = other;
     REQUIRE(tutti_zero_create(&zero, &c) == TUTTI_MISMATCH && !zero && tutti_last_error_is_refusal());
-    SAYS("parameters must have the same shapes and types");
+    REQUIRE_ERROR("parameters must have the same shapes and types");
     other[1].count = me->rank == 1 ? 0 : 200;
     REQUIRE(tutti_zero_create(&zero, &c) == TUTTI_INVALID_ARGUMENT && !zero);
-    SAYS(me->rank == 1 ? "parameter 1 has no elements" : "its own error says why");
+    REQUIRE_ERROR(me->rank == 1 ? "parameter 1 has no elements" : "its own error says why");
     REQUIRE(tutti_barrier(me->comm, NULL) == TUTTI_OK);
 }
-static void test_other_models(void **state)
+static void test_different_models_mismatch(void **state)
 {
     (void)state;
-    world_threads(3, NULL, describes_another_model, NULL);
+    world_threads(3, NULL, create_with_another_model, NULL);
 }
-static void calls_wrongly(struct rank *me)
+static void make_wrong_calls(struct rank *me)
 {
     tutti_zero *zero = NULL;
     void *at;
@@ -317,18 +324,18 @@ static void calls_wrongly(struct rank *me)
     tutti_zero_config c = config_of(me, TUTTI_ZERO_SHARED);
     c.struct_size = 8;
     REQUIRE(tutti_zero_create(&zero, &c) == TUTTI_INVALID_ARGUMENT);
-    SAYS("TUTTI_ZERO_CONFIG_INIT");
+    REQUIRE_ERROR("TUTTI_ZERO_CONFIG_INIT");
     c = config_of(me, TUTTI_ZERO_PLACEMENTS);
     REQUIRE(tutti_zero_create(&zero, &c) == TUTTI_INVALID_ARGUMENT);
     c = config_of(me, TUTTI_ZERO_SHARED);
     REQUIRE(tutti_zero_create(&zero, &c) == TUTTI_OK);
     REQUIRE(tutti_zero_use(zero, 0) == TUTTI_INVALID_ARGUMENT);
-    SAYS("tutti_zero_begin first");
+    REQUIRE_ERROR("tutti_zero_begin first");
     REQUIRE(tutti_zero_begin(zero) == TUTTI_OK);
     REQUIRE(tutti_zero_use(zero, 2) == TUTTI_INVALID_ARGUMENT);
     REQUIRE(tutti_zero_gradient(zero, -1, &at, &adds) == TUTTI_INVALID_ARGUMENT);
     REQUIRE(tutti_zero_ready(zero, 0) == TUTTI_INVALID_ARGUMENT);
-    SAYS("the program did not ask where to write its gradient");
+    REQUIRE_ERROR("the program did not ask where to write its gradient");
     REQUIRE(tutti_zero_step(zero, NULL, 1) == TUTTI_INVALID_ARGUMENT);
     REQUIRE(!tutti_zero_parameter_at(zero, 2));
     REQUIRE(tutti_zero_gradient(zero, 0, &at, &adds) == TUTTI_OK && !adds);
@@ -337,12 +344,12 @@ static void calls_wrongly(struct rank *me)
     REQUIRE(tutti_zero_drop(zero) == TUTTI_OK && tutti_zero_drop(zero) == TUTTI_OK);
     REQUIRE(tutti_zero_norm(zero, &norm) == TUTTI_OK && norm == 0);
     REQUIRE(tutti_zero_gradient(zero, 0, &at, &adds) == TUTTI_INVALID_ARGUMENT);
-    SAYS("take the step first");
+    REQUIRE_ERROR("take the step first");
     REQUIRE(tutti_zero_step(zero, &rates, 1) == TUTTI_OK);
     REQUIRE(tutti_zero_destroy(zero) == TUTTI_OK && tutti_zero_destroy(NULL) == TUTTI_OK);
 }
-/* What is dropped leaves no trace, whether it was summed or not. */
-static void drops_gradients(struct rank *me)
+/* Dropped gradients change no parameter, whether they were summed or not. */
+static void drop_gradients(struct rank *me)
 {
     tutti_zero *zero;
     float *at, first[100];
@@ -360,33 +367,33 @@ static void drops_gradients(struct rank *me)
     }
     REQUIRE(tutti_zero_destroy(zero) == TUTTI_OK);
 }
-static void test_gradients_are_dropped(void **state)
+static void test_dropped_gradients_change_nothing(void **state)
 {
     (void)state;
-    world_threads(2, NULL, drops_gradients, NULL);
+    world_threads(2, NULL, drop_gradients, NULL);
 }
-static void test_calls_that_are_refused(void **state)
+static void test_wrong_calls_are_errors(void **state)
 {
     (void)state;
-    world_threads(2, NULL, calls_wrongly, NULL);
+    world_threads(2, NULL, make_wrong_calls, NULL);
 }
-static void has_uneven_hosts(struct rank *me)
+static void create_on_uneven_hosts(struct rank *me)
 {
     tutti_zero *zero = NULL;
     tutti_zero_config c = config_of(me, TUTTI_ZERO_SHARED);
     REQUIRE(tutti_zero_create(&zero, &c) == TUTTI_UNSUPPORTED && !zero);
-    SAYS("3 ranks are on 2 hosts, and 2 on the largest");
+    REQUIRE_ERROR("3 ranks are on 2 hosts, and 2 on the largest");
     c.placement = TUTTI_ZERO_REPLICATED;
     REQUIRE(tutti_zero_create(&zero, &c) == TUTTI_OK);
     REQUIRE(tutti_zero_destroy(zero) == TUTTI_OK);
 }
-static void test_uneven_hosts(void **state)
+static void test_uneven_hosts_cannot_share_parameters(void **state)
 {
     (void)state;
-    world_threads_on("0,0,1", 3, NULL, has_uneven_hosts, NULL);
+    world_threads_on("0,0,1", 3, NULL, create_on_uneven_hosts, NULL);
 }
-/* A rank that has come to the step and does not take it: those that need its slice say so, in time. */
-static tutti_zero *stops_before_it_updates(struct rank *me, bool stops)
+/* A rank that `stops` does not take its second step. Other ranks then wait for its slice until the timeout. */
+static tutti_zero *stop_before_an_update(struct rank *me, bool stops)
 {
     tutti_zero *zero = NULL;
     tutti_zero_rates rates = { 0.1, 0, 0.9, 0.9, 0.99, 1e-8 };
@@ -399,48 +406,50 @@ static tutti_zero *stops_before_it_updates(struct rank *me, bool stops)
     if (!stops) REQUIRE(tutti_zero_step(zero, &rates, 1) == TUTTI_OK);
     return zero;
 }
-static void waits_in_vain(struct rank *me)
+static void await_missing_update(struct rank *me)
 {
-    tutti_zero *zero = stops_before_it_updates(me, me->rank == 1);
+    tutti_zero *zero = stop_before_an_update(me, me->rank == 1);
     if (me->rank == 0) {
         REQUIRE(tutti_zero_use(zero, 1) == TUTTI_TIMEOUT);
         bool spread = getenv("WORLD_HOSTS") != NULL;
-        SAYS(spread ? "unit 1 was not received from the other hosts"
-                    : "rank 1 has not updated its slice of unit 1 within 300 ms");
-        REQUIRE(tutti_zero_settle(zero) == TUTTI_TIMEOUT);             /* from now on */
-        SAYS("unit 1");
+        REQUIRE_ERROR(spread ? "unit 1 was not received from the other hosts"
+                             : "rank 1 has not updated its slice of unit 1 within 300 ms");
+        /* Later calls return the same error. */
+        REQUIRE(tutti_zero_settle(zero) == TUTTI_TIMEOUT);
+        REQUIRE_ERROR("unit 1");
     }
     world_meet(me);
     REQUIRE(tutti_zero_destroy(zero) == TUTTI_OK);
 }
-static void test_a_rank_that_does_not_update(void **state)
+static void test_missing_update_is_a_timeout(void **state)
 {
     (void)state;
-    world_threads(2, NULL, waits_in_vain, NULL);
+    world_threads(2, NULL, await_missing_update, NULL);
 }
 #ifndef NO_PROCESSES
-static void waits_for_the_dead(struct rank *me)
+static void await_dead_rank(struct rank *me)
 {
-    tutti_zero *zero = stops_before_it_updates(me, me->rank == 1);
+    tutti_zero *zero = stop_before_an_update(me, me->rank == 1);
     if (me->rank == 1) kill(getpid(), SIGKILL);
     REQUIRE(tutti_zero_use(zero, 0) == TUTTI_PEER_LOST);
-    SAYS("rank 1");
+    REQUIRE_ERROR("rank 1");
     REQUIRE(tutti_zero_destroy(zero) == TUTTI_OK);
     _exit(tutti_comm_destroy(me->comm) != TUTTI_OK);
 }
-static void test_a_rank_that_dies(void **state)
+static void test_rank_that_dies_is_named(void **state)
 {
     (void)state;
-    if (getenv("WORLD_NETWORK")) skip();                /* which is one of threads */
-    assert_int_equal(world_processes(2, 60, waits_for_the_dead, NULL), 1);
+    /* That network connects only threads. */
+    if (getenv("WORLD_NETWORK")) skip();
+    assert_int_equal(world_processes(2, 60, await_dead_rank, NULL), 1);
 }
 #endif
 
 #ifndef NO_PROCESSES
-static void test_on_processes(void **state)
+static void test_parameters_equal_the_reference_on_processes(void **state)
 {
     (void)state;
-    assert_int_equal(world_processes(2, 100, trains_models, &(uint64_t){ 41 }), 0);
+    assert_int_equal(world_processes(2, 100, train_models, &(uint64_t){ 41 }), 0);
 }
 #endif
 unit_function test_zero;
@@ -450,16 +459,16 @@ int test_zero(void)
     char **arguments = unit_arguments.words;
     if (count == 3 && strcmp(arguments[1], "--models") == 0) turns = atoi(arguments[2]);
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_as_one_process_would),
-        cmocka_unit_test(test_over_hosts),
-        cmocka_unit_test(test_other_models),
-        cmocka_unit_test(test_gradients_are_dropped),
-        cmocka_unit_test(test_calls_that_are_refused),
-        cmocka_unit_test(test_uneven_hosts),
-        cmocka_unit_test(test_a_rank_that_does_not_update),
+        cmocka_unit_test(test_parameters_equal_the_reference),
+        cmocka_unit_test(test_parameters_equal_the_reference_over_hosts),
+        cmocka_unit_test(test_different_models_mismatch),
+        cmocka_unit_test(test_dropped_gradients_change_nothing),
+        cmocka_unit_test(test_wrong_calls_are_errors),
+        cmocka_unit_test(test_uneven_hosts_cannot_share_parameters),
+        cmocka_unit_test(test_missing_update_is_a_timeout),
 #ifndef NO_PROCESSES
-        cmocka_unit_test(test_on_processes),
-        cmocka_unit_test(test_a_rank_that_dies),
+        cmocka_unit_test(test_parameters_equal_the_reference_on_processes),
+        cmocka_unit_test(test_rank_that_dies_is_named),
 #endif
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

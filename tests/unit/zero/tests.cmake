@@ -1,6 +1,6 @@
 tutti_units(unit_zero all zero partition gather zero steps pieces sum_types compress exchange state_file)
 set(over_inproc zero pieces sum_types)
-# the additional tests run no other code of zero/, only more of the core
+# Over inproc, these tests run no other code of zero/, only more of the core, so sanitizers leave them out.
 if(NOT TUTTI_SANITIZE)
   list(APPEND over_inproc gather steps compress)
 endif()

@@ -1,5 +1,5 @@
-/* The k-th call of a rank on a communicator meets the k-th of each other rank, and is compared with it. Nobody is ahead
-   of others that he needs: a call ends when all have come to it, also where less would do, as tutti.h lets it. */
+/* The k-th call of each rank on a communicator is the same collective, so their arguments are compared. A call ends
+   when all ranks have made it. tutti.h would let some calls end earlier. */
 #include "tests/unit/zero/verbs.h"
 #include "backend/base/dtype.h"
 #include "backend/base/status.h"
@@ -22,7 +22,8 @@ enum verb {
     SPLIT,
     ALLOCATE
 };
-struct said {                                           /* alike on all ranks */
+/* The arguments of a call that must be equal on all ranks. */
+struct arguments {
     enum verb verb;
     tutti_dtype dtype;
     int op, root;
@@ -30,11 +31,14 @@ struct said {                                           /* alike on all ranks */
     double factor;
     uint64_t label;
 };
-struct part {                                           /* of one rank */
+/* The arguments of one rank. */
+struct part {
     const void *send;
     void *recv;
     size_t at[MOST_RANKS];
-    size_t from[MOST_RANKS], given[MOST_RANKS], taken[MOST_RANKS]; /* ALL_TO_ALL_V: where, and how much; at: where to */
+    /* For ALL_TO_ALL_V: rank r gets given[r] elements, which begin at from[r] of `send`, and sends taken[r] elements,
+       which go to at[r] of `recv`. */
+    size_t from[MOST_RANKS], given[MOST_RANKS], taken[MOST_RANKS];
     tutti_request *request;
     int color, key;
     void **made;
@@ -43,7 +47,7 @@ struct group { int count; tutti_comm *member[MOST_RANKS]; struct call *first; };
 struct call {
     struct call *next;
     struct group *group;
-    struct said said;
+    struct arguments arguments;
     struct part part[MOST_RANKS];
     int came;
     bool over;
@@ -58,7 +62,8 @@ static struct call calls[MOST_CALLS];
 static int comm_count, group_count, call_count, host_count;
 static long blocks;
 static bool late;
-static bool ending;                                     /* of a call: `done` is being called */
+/* The `done` functions of a call are being called. */
+static bool ending;
 
 /* ---- lifetime ---- */
 static void *take(void *array, int *count, int most, size_t bytes)
@@ -97,7 +102,7 @@ void verbs_end(void)
 {
     for (int i = groups[0].count; i < comm_count; i++)
         if (!comms[i].left) strands_fault("rank %d has left a communicator open", comms[i].world_rank);
-    if (blocks) strands_fault("%ld pieces of memory have not been given back", blocks);
+    if (blocks) strands_fault("%ld pieces of memory have not been freed", blocks);
 }
 static int host_of(int world_rank) { return world_rank * host_count / groups[0].count; }
 static tutti_status refused(void) { return status_repeat(TUTTI_ABORTED, "the waits of this run have been ended"); }
@@ -126,7 +131,7 @@ tutti_status tutti_mem_free(void *memory)
     if (!memory) return TUTTI_OK;
     struct block *b = (void *)((char *)memory - HEADER_BYTES);
     if (b->mark != 0x7475747469) {
-        fprintf(stderr, "freed what is not from here\n");
+        fprintf(stderr, "memory is freed that was not allocated here\n");
         exit(2);
     }
     blocks--;
@@ -136,16 +141,16 @@ tutti_status tutti_mem_free(void *memory)
     return TUTTI_OK;
 }
 
-/* ---- what a call does when all have come ---- */
-static char *at(const void *base, size_t elements, const struct said *s)
+/* ---- carrying out a call ---- */
+static char *at(const void *base, size_t elements, const struct arguments *s)
 {
     return (char *)base + elements * dtype_bytes(s->dtype);
 }
-/* Of all ranks, the `count` elements that begin at at[index] of what they bring. */
+/* Reduces `elements` elements of all `count` ranks to `to`. They begin at at[index] of each rank's `send`. */
 static void reduce(const struct call *c, int count, int index, size_t elements, void *to)
 {
     static float scaled[MOST_RANKS][16384];
-    const struct said *s = &c->said;
+    const struct arguments *s = &c->arguments;
     const void *from[MOST_RANKS];
     for (int r = 0; r < count; r++) {
         from[r] = at(c->part[r].send, c->part[r].at[index], s);
@@ -162,20 +167,20 @@ static void reduce(const struct call *c, int count, int index, size_t elements, 
 static void all_reduce(struct call *c, int count)
 {
     static _Alignas(64) char whole[16384];
-    size_t bytes = c->said.length[0] * dtype_bytes(c->said.dtype);
+    size_t bytes = c->arguments.length[0] * dtype_bytes(c->arguments.dtype);
     if (bytes > sizeof whole) {
         fprintf(stderr, "too large\n");
         exit(2);
     }
-    reduce(c, count, 0, c->said.length[0], whole);
+    reduce(c, count, 0, c->arguments.length[0], whole);
     for (int r = 0; r < count; r++) memcpy(c->part[r].recv, whole, bytes);
 }
-/* From rank `from` to rank `to`: elements that begin there in what one sends, and here in what the other receives. */
+/* Copies elements of rank `from`, which begin at `there` of its `send`, to rank `to`, at `here` of its `recv`. */
 static void move(struct call *c, int from, size_t there, int to, size_t here, size_t elements)
 {
-    const char *source = at(c->part[from].send, there, &c->said);
-    char *place = at(c->part[to].recv, here, &c->said);
-    if (source != place) memcpy(place, source, elements * dtype_bytes(c->said.dtype));
+    const char *source = at(c->part[from].send, there, &c->arguments);
+    char *place = at(c->part[to].recv, here, &c->arguments);
+    if (source != place) memcpy(place, source, elements * dtype_bytes(c->arguments.dtype));
 }
 static void move_uneven(struct call *c, int from, int to)
 {
@@ -209,14 +214,14 @@ static void allocate(struct call *c, const struct group *g)
             here++;
             if (q < r) memory = *c->part[q].made;
         }
-        if (!memory) memset(memory = make_block(c->said.length[0], here), 0, c->said.length[0]);
+        if (!memory) memset(memory = make_block(c->arguments.length[0], here), 0, c->arguments.length[0]);
         *c->part[r].made = memory;
     }
 }
 static void carry_out(struct call *c)
 {
     const struct group *g = c->group;
-    const struct said *s = &c->said;
+    const struct arguments *s = &c->arguments;
     if (s->verb == ALL_REDUCE) all_reduce(c, g->count);
     if (s->verb == SPLIT) split(c, g);
     if (s->verb == ALLOCATE) allocate(c, g);
@@ -240,7 +245,7 @@ static void carry_out(struct call *c)
 }
 
 static bool is_ripe(const struct call *c) { return !c->over && c->came == c->group->count; }
-static bool blocks_somebody(const struct call *c)
+static bool blocks_any_rank(const struct call *c)
 {
     for (int r = 0; r < c->group->count; r++)
         if (!c->part[r].request || c->part[r].request->blocking) return true;
@@ -272,9 +277,9 @@ static struct call *next_call(tutti_comm *comm)
     }
     return comm->last = *link;
 }
-/* What will be written may be, from now on. What has a label zero gathers, and sometimes again, while it is read: the
-   same bytes, it says. */
-static void spoil(const struct part *p, const struct said *s, const struct group *g, int rank)
+/* Overwrites the memory that the call will write, because a call may write it from its start on. All-gathers with a
+   label are left out: zero may gather a unit again while it reads the unit, because the bytes stay the same. */
+static void spoil(const struct part *p, const struct arguments *s, const struct group *g, int rank)
 {
     size_t bytes = dtype_bytes(s->dtype);
     if (s->verb == REDUCE_SCATTER || s->verb == SCATTER) memset(p->recv, 0xff, s->length[rank] * bytes);
@@ -292,31 +297,31 @@ static void check_request(const tutti_request *request, const tutti_comm *comm)
         for (int r = 0; r < MOST_RANKS && !calls[i].over; r++)
             if (calls[i].part[r].request == request)
                 strands_fault("rank %d uses a request again, of a %s that is not over", comm->world_rank,
-                    names[calls[i].said.verb]);
+                    names[calls[i].arguments.verb]);
 }
-static tutti_status call(tutti_comm *comm, struct said said, struct part part, tutti_request *request)
+static tutti_status call(tutti_comm *comm, struct arguments arguments, struct part part, tutti_request *request)
 {
-    strand_does(names[said.verb]);
-    if (strands_end()) return refused();
-    if (comm->left) strands_fault("rank %d calls %s on a communicator it has left", comm->rank, names[said.verb]);
+    strand_does(names[arguments.verb]);
+    if (strands_have_ended_waits()) return refused();
+    if (comm->left) strands_fault("rank %d calls %s on a communicator it has left", comm->rank, names[arguments.verb]);
     if (request) {
         check_request(request, comm);
-        said.label = request->label;
-        said.factor = request->factor;
+        arguments.label = request->label;
+        arguments.factor = request->factor;
     }
     struct call *c = next_call(comm);
-    if (!c->came) c->said = said;
-    else if (memcmp(&c->said, &said, sizeof said))
+    if (!c->came) c->arguments = arguments;
+    else if (memcmp(&c->arguments, &arguments, sizeof arguments))
         strands_fault("rank %d calls %s of %zu, label %llu, where others call %s of %zu, label %llu", comm->world_rank,
-            names[said.verb], said.length[0], (unsigned long long)said.label, names[c->said.verb], c->said.length[0],
-            (unsigned long long)c->said.label);
-    if (strands_end()) return refused();
+            names[arguments.verb], arguments.length[0], (unsigned long long)arguments.label, names[c->arguments.verb],
+            c->arguments.length[0], (unsigned long long)c->arguments.label);
+    if (strands_have_ended_waits()) return refused();
     part.request = request;
     c->part[comm->rank] = part;
     if (request) request->reserved[0] = (uintptr_t)c;
-    spoil(&part, &said, comm->group, comm->rank);
+    spoil(&part, &arguments, comm->group, comm->rank);
     c->came++;
-    if (is_ripe(c) && (!late || blocks_somebody(c))) carry_out(c);
+    if (is_ripe(c) && (!late || blocks_any_rank(c))) carry_out(c);
     if (request && !request->blocking) return TUTTI_OK;
     strand_await(&c->over);
     return c->over ? TUTTI_OK : refused();
@@ -327,23 +332,24 @@ tutti_status tutti_test(tutti_request *request)
     struct call *c = call_of(request);
     if (!ending && !request->reserved[1]) request->reserved[1] = strand_asks(&c->over);
     if (ending || request->reserved[1]) return TUTTI_OK;
-    return strands_end() ? refused() : TUTTI_IN_PROGRESS;
+    return strands_have_ended_waits() ? refused() : TUTTI_IN_PROGRESS;
 }
 tutti_status tutti_wait(tutti_request *request, int64_t timeout_ms)
 {
     (void)timeout_ms;
     struct call *c = call_of(request);
-    strand_does(names[c->said.verb]);
+    strand_does(names[c->arguments.verb]);
     strand_await(&c->over);
     request->reserved[1] = c->over;
     return c->over ? TUTTI_OK : refused();
 }
 
 /* ---- the verbs ---- */
-static struct said even(enum verb verb, const tutti_comm *comm, size_t count, tutti_dtype dtype)
+static struct arguments even(enum verb verb, const tutti_comm *comm, size_t count, tutti_dtype dtype)
 {
-    struct said s;
-    memset(&s, 0, sizeof s);                            /* it is compared, with what lies between its members */
+    struct arguments s;
+    /* The padding is cleared, too, because memcmp compares it. */
+    memset(&s, 0, sizeof s);
     s.verb = verb;
     s.dtype = dtype;
     for (int r = 0; r < comm->group->count; r++) s.length[r] = count;
@@ -362,33 +368,33 @@ tutti_status tutti_barrier(tutti_comm *comm, tutti_request *request)
 tutti_status tutti_all_reduce(const void *send, void *recv, size_t count, tutti_dtype dtype, tutti_op op,
     tutti_comm *comm, tutti_request *request)
 {
-    struct said said = even(ALL_REDUCE, comm, count, dtype);
-    said.op = op;
-    return call(comm, said, between(send, recv, comm, 0), request);
+    struct arguments arguments = even(ALL_REDUCE, comm, count, dtype);
+    arguments.op = op;
+    return call(comm, arguments, between(send, recv, comm, 0), request);
 }
 tutti_status tutti_reduce_scatter(const void *send, void *recv, size_t count, tutti_dtype dtype, tutti_op op,
     tutti_comm *comm, tutti_request *request)
 {
-    struct said said = even(REDUCE_SCATTER, comm, count, dtype);
-    said.op = op;
-    return call(comm, said, between(send, recv, comm, count), request);
+    struct arguments arguments = even(REDUCE_SCATTER, comm, count, dtype);
+    arguments.op = op;
+    return call(comm, arguments, between(send, recv, comm, count), request);
 }
-static void be_uneven(struct said *said, struct part *part, const tutti_comm *comm, const size_t *counts,
+static void set_counts(struct arguments *arguments, struct part *part, const tutti_comm *comm, const size_t *counts,
     const size_t *offsets)
 {
     for (int r = 0; r < comm->group->count; r++) {
-        said->length[r] = counts[r];
+        arguments->length[r] = counts[r];
         part->at[r] = offsets[r];
     }
 }
 tutti_status tutti_reduce_scatter_v(const void *send, const size_t *counts, const size_t *offsets, void *recv,
     tutti_dtype dtype, tutti_op op, tutti_comm *comm, tutti_request *request)
 {
-    struct said said = even(REDUCE_SCATTER, comm, 0, dtype);
+    struct arguments arguments = even(REDUCE_SCATTER, comm, 0, dtype);
     struct part part = { .send = send, .recv = recv };
-    said.op = op;
-    be_uneven(&said, &part, comm, counts, offsets);
-    return call(comm, said, part, request);
+    arguments.op = op;
+    set_counts(&arguments, &part, comm, counts, offsets);
+    return call(comm, arguments, part, request);
 }
 tutti_status tutti_all_gather(const void *send, void *recv, size_t count, tutti_dtype dtype, tutti_comm *comm,
     tutti_request *request)
@@ -398,24 +404,24 @@ tutti_status tutti_all_gather(const void *send, void *recv, size_t count, tutti_
 tutti_status tutti_all_gather_v(const void *send, void *recv, const size_t *counts, const size_t *offsets,
     tutti_dtype dtype, tutti_comm *comm, tutti_request *request)
 {
-    struct said said = even(ALL_GATHER, comm, 0, dtype);
+    struct arguments arguments = even(ALL_GATHER, comm, 0, dtype);
     struct part part = { .send = send, .recv = recv };
-    be_uneven(&said, &part, comm, counts, offsets);
-    return call(comm, said, part, request);
+    set_counts(&arguments, &part, comm, counts, offsets);
+    return call(comm, arguments, part, request);
 }
 tutti_status tutti_broadcast(const void *send, void *recv, size_t count, tutti_dtype dtype, int root, tutti_comm *comm,
     tutti_request *request)
 {
-    struct said said = even(BROADCAST, comm, count, dtype);
-    said.root = root;
-    return call(comm, said, between(send, recv, comm, 0), request);
+    struct arguments arguments = even(BROADCAST, comm, count, dtype);
+    arguments.root = root;
+    return call(comm, arguments, between(send, recv, comm, 0), request);
 }
 tutti_status tutti_scatter(const void *send, void *recv, size_t count, tutti_dtype dtype, int root, tutti_comm *comm,
     tutti_request *request)
 {
-    struct said said = even(SCATTER, comm, count, dtype);
-    said.root = root;
-    return call(comm, said, between(send, recv, comm, 0), request);
+    struct arguments arguments = even(SCATTER, comm, count, dtype);
+    arguments.root = root;
+    return call(comm, arguments, between(send, recv, comm, 0), request);
 }
 tutti_status tutti_all_to_all(const void *send, void *recv, size_t count, tutti_dtype dtype, tutti_comm *comm,
     tutti_request *request)
@@ -451,7 +457,7 @@ tutti_status tutti_comm_destroy(tutti_comm *comm)
     strand_does("destroy");
     for (struct call *c = comm->group->first; c && comm->last; c = c->next) {
         if (is_ripe(c)) carry_out(c);
-        if (!c->over) strands_fault("rank %d leaves in the middle of a %s", comm->world_rank, names[c->said.verb]);
+        if (!c->over) strands_fault("rank %d leaves in the middle of a %s", comm->world_rank, names[c->arguments.verb]);
         if (c == comm->last) break;
     }
     if (comm->left) strands_fault("rank %d leaves a communicator twice", comm->world_rank);
@@ -463,12 +469,12 @@ tutti_status tutti_comm_abort(tutti_comm *comm)
     strands_fault("rank %d aborts: %s", comm->world_rank, status_detail());
     return TUTTI_OK;
 }
-/* Who asks whether all is well looks at memory meanwhile that others write to. */
+/* A rank that calls this function waits for memory that other ranks write. */
 tutti_status tutti_comm_get_async_error(tutti_comm *comm)
 {
     (void)comm;
     strand_watches();
-    return strands_end() ? refused() : TUTTI_OK;
+    return strands_have_ended_waits() ? refused() : TUTTI_OK;
 }
 int tutti_comm_count(const tutti_comm *comm) { return comm->group->count; }
 int tutti_comm_user_rank(const tutti_comm *comm) { return comm->rank; }

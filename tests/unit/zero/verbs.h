@@ -1,11 +1,16 @@
-/* The verbs of include/tutti.h that zero calls, for strands: done by whoever comes last, or later. What they promise
- * and no more: what is sent is read, and what arrives is there, when all ranks have come; before, memory that will be
- * written is filled with ones in all bits, which is no number. */
+/* The functions of include/tutti.h that zero calls, for strands. The last rank that makes a call carries it out, or
+ * verbs_ripen does so later. A call does no more than tutti.h promises: it reads and writes the memory of the ranks
+ * only when all have made it. Until then, memory that it will write has all bits set, which is NaN. */
 #pragma once
 #include "include/tutti.h"
 
-/* As many ranks on each host, one host after the other. late: what nobody blocks in ends when verbs_ripen is called. */
+/* Begins a run. The hosts have equal numbers of ranks, in ascending order. `late`: a call that blocks no rank ends only
+   in verbs_ripen. */
 void verbs_begin(int ranks, int hosts, bool late);
-bool verbs_ripen(void);                                 /* what somebody waits for; else the oldest; false: nothing */
-tutti_comm *verbs_comm(int rank);                       /* of all ranks */
-void verbs_end(void);                                   /* a fault where a rank has kept something */
+/* Carries out the calls for which strands wait, or else the oldest call, if all ranks have made it. Returns false if
+   there are none. */
+bool verbs_ripen(void);
+/* Returns that rank's communicator of all ranks. */
+tutti_comm *verbs_comm(int rank);
+/* Ends a run. A communicator or memory that a rank has kept is a fault. */
+void verbs_end(void);
