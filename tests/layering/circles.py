@@ -1,4 +1,5 @@
-"""Circles: files or folders that need each other, so that none can be read, tested or moved without the rest."""
+"""Finds circles: files or folders that need each other, so that each can be read, tested or moved only with the
+others."""
 import re
 import subprocess
 from pathlib import Path, PurePosixPath
@@ -7,7 +8,8 @@ FOLDERS = ("c_api", "kernels", "zero", "shim")
 
 
 def components(graph):
-    """Strongly connected ones of more than one node (Tarjan), each sorted."""
+    """Returns the strongly connected components with more than one node (Tarjan), each sorted. graph: {node: nodes that
+    it needs}."""
     order, low, stack, found = {}, {}, [], []
 
     def visit(node):
@@ -45,7 +47,8 @@ def circles_of_folders(files):
 
 
 def objects_below(build):
-    """{source: object} of the library as this build has it, without link-time optimisation."""
+    """Returns {source: object file} of the library in a build folder, which must have been built without link-time
+    optimisation: nm lists no symbols of its objects."""
     return {str(path).split(".dir/", 1)[1].removesuffix(".o"): path
             for path in sorted(Path(build).glob("CMakeFiles/floor_*.dir/**/*.o"))}
 

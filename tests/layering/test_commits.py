@@ -1,4 +1,4 @@
-"""The subjects of commits: `area: verb …` in the imperative, at most 60 characters (CONTRIBUTING.md). Only commits
+"""Tests of commit subjects: `area: verb …` in the imperative, at most 60 characters (CONTRIBUTING.md). Only commits
 after the one that added this file are checked, because history is not rewritten."""
 import re
 import subprocess
@@ -10,9 +10,10 @@ from test_layering import ROOT
 
 MOST = 60
 SUBJECT = re.compile(r"[a-z0-9_./-]+(?:, [a-z0-9_./-]+)*: (?P<verb>[a-z][a-z-]*)(?: |$)")
-# Words that end as participles and third persons do, and are verbs in the imperative.
+# Imperatives that end in -ed, -ing or -s, as participles and third persons do.
 IMPERATIVE = {"address", "bring", "discuss", "embed", "express", "feed", "focus", "guess", "pass", "press", "proceed",
               "process", "speed", "string", "suppress"}
+# Words that may not stand in the place of the verb.
 NO_VERB = {"a", "all", "an", "and", "at", "by", "each", "for", "from", "how", "in", "it", "its", "less", "more", "new",
            "no", "nobody", "not", "nothing", "of", "on", "one", "some", "that", "the", "these", "this", "to", "what",
            "when", "where", "which", "who", "why", "with"}
@@ -27,7 +28,7 @@ def fault_of(subject):
         return "not of the form `area: verb …` in lower case"
     verb = found["verb"]
     if verb in NO_VERB or (re.search(r"(?:ed|ing|s)$", verb) and verb not in IMPERATIVE):
-        return f"'{verb}' is no verb in the imperative"
+        return f"'{verb}' is not a verb in the imperative"
     return "a full stop at the end" if subject.endswith(".") else None
 
 

@@ -1,4 +1,5 @@
-"""Each fuzz target has a row in their README and something to begin with, and script/fuzz knows it."""
+"""Tests that each fuzz target has a row in tests/fuzz/README.md and a small corpus, and that script/fuzz refuses wrong
+arguments."""
 import re
 import subprocess
 from pathlib import Path
@@ -9,12 +10,12 @@ TARGETS = sorted(path.stem for path in FOLDER.glob("*.c"))
 MOST_FILES, MOST_BYTES = 64, 4096
 
 
-def test_readme_has_each_target():
+def test_readme_has_a_row_for_each_target():
     rows = re.findall(r"^\| `(\w+)` \|", (FOLDER / "README.md").read_text(), re.MULTILINE)
     assert rows == TARGETS
 
 
-def test_each_has_a_small_corpus():
+def test_each_target_has_a_small_corpus():
     assert sorted(folder.name for folder in (FOLDER / "corpus").iterdir()) == TARGETS
     for name in TARGETS:
         files = list((FOLDER / "corpus" / name).iterdir())
@@ -23,11 +24,11 @@ def test_each_has_a_small_corpus():
 
 
 def test_unknown_target_is_refused():
-    said = subprocess.run([ROOT / "script/fuzz", "nothing"], capture_output=True, text=True)
-    assert said.returncode == 1
-    assert f"no target is called nothing; there are {' '.join(TARGETS)}" in said.stderr
+    run = subprocess.run([ROOT / "script/fuzz", "nothing"], capture_output=True, text=True)
+    assert run.returncode == 1
+    assert f"no target is called nothing; there are {' '.join(TARGETS)}" in run.stderr
 
 
-def test_seconds_are_a_number():
-    said = subprocess.run([ROOT / "script/fuzz", TARGETS[0], "soon"], capture_output=True, text=True)
-    assert said.returncode == 1 and "the number of seconds is 'soon'; it must be 1 or more" in said.stderr
+def test_seconds_that_are_no_number_are_refused():
+    run = subprocess.run([ROOT / "script/fuzz", TARGETS[0], "soon"], capture_output=True, text=True)
+    assert run.returncode == 1 and "the number of seconds is 'soon'; it must be 1 or more" in run.stderr

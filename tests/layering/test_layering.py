@@ -1,5 +1,6 @@
-"""The repository keeps its own rules: who may include whom, where a header or a call may appear at all, and the
-sizes that keep files readable. The rules are tables; a test of the tests breaks each of them."""
+"""Tests that the repository keeps its rules: which file may include which, where a header or a call may appear at all,
+and how large files and functions may be. A rule is a function that yields the faults of a text; test_breach_is_caught
+gives each rule a text with a fault."""
 import ast
 import re
 import subprocess
@@ -10,15 +11,17 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 LONGEST_FILE, LONGEST_LINE, LONGEST_FUNCTION = 500, 120, 60
-LONGER = ("tests/",)                                  # may have 600 lines
+# Files of these folders may have 600 lines.
+LONGER = ("tests/",)
 
-# backend/ from the lowest floor to the highest; a file sees only the floors below its own, and its own.
-FLOORS = ["base", "agree", "groups", "schedule", "check", "collectives", "model", "memory", "host", "processes",
+# The layers of backend/, from the lowest. A file may include files of its own layer and of those below; `below` limits
+# some layers further.
+LAYERS = ["base", "agree", "groups", "schedule", "check", "collectives", "model", "memory", "host", "processes",
           "links", "control", "transports", "window", "execute", "tuning", "engine", "join", "comm", "info"]
 
 
-def below(floor):
-    """Returns the paths of this project that files of a floor may include."""
+def below(layer):
+    """Returns how paths begin that files of a layer may include, besides files of the layer itself."""
     only = {"agree": ["base"], "groups": ["base"], "schedule": ["base"], "check": ["base", "schedule"],
             "collectives": [], "memory": ["base"], "model": ["base", "schedule"], "host": ["base", "memory"],
             "processes": ["base", "memory", "host"], "links": ["base", "processes"],
@@ -27,16 +30,17 @@ def below(floor):
             "window": ["base", "memory", "host", "processes", "transports"],
             "execute": ["base", "schedule", "memory", "host", "transports"],
             "tuning": ["base", "schedule", "collectives", "model", "host"]}
-    floors = only.get(floor, FLOORS[:FLOORS.index(floor)])
-    return ["include/tutti.h", "kernels/", *(f"backend/{name}/" for name in floors)]
+    layers = only.get(layer, LAYERS[:LAYERS.index(layer)])
+    return ["include/tutti.h", "kernels/", *(f"backend/{name}/" for name in layers)]
 
 
-# room: what its files may include of ours, besides themselves. The longest room that a path begins with is the file's.
+# {prefix of a path: prefixes of our files that it may include, besides files of its own prefix}. If a path begins with
+# several prefixes, the longest counts.
 MAY_INCLUDE = {
     "include/": ["tutti.h"],
     "include/tutti.h": [],
     "c_api/": ["include/tutti.h", "include/tutti_groups.h", "include/tutti_window.h", "backend/"],
-    **{f"backend/{floor}/": below(floor) for floor in FLOORS},
+    **{f"backend/{layer}/": below(layer) for layer in LAYERS},
     "backend/collectives/": ["backend/schedule/schedule.h"],
     "backend/groups/": [*below("groups"), "include/tutti_groups.h"],
     "kernels/": ["include/tutti.h"],
@@ -45,14 +49,14 @@ MAY_INCLUDE = {
     "examples/": ["include/tutti.h"],
     "tests/": ["include/", "c_api/", "backend/", "kernels/", "zero/"],
 }
-# foreign headers: the only places they may be included from
+# Headers of other projects (a pattern), and the only places that may include them.
 ONLY_FROM = {
     r"(torch|ATen|c10|pybind11)/|Python\.h|numpy/": ["shim/", "tests/device/"],
     r"uc[pst]/": ["backend/transports/ucx/"],
     r"infiniband/|rdma/": ["backend/transports/verbs/", "tests/verbs/", "tests/unit/transports/"],
     r"cuda|nvml|nvtx": ["backend/devices/cuda.c", "kernels/cuda/"],
 }
-# calls: the only places of the library they may be written in
+# Functions (a pattern), and the only files of the library that may call them.
 CALLS_ONLY_IN = {
     r"(?:secure_)?getenv": ["backend/base/settings.c"],
     r"malloc|calloc|realloc|aligned_alloc|posix_memalign": ["backend/base/memory.c"],
@@ -60,12 +64,13 @@ CALLS_ONLY_IN = {
     r"signal|sigaction": [],
 }
 LIBRARY = ("include/", "c_api/", "backend/", "kernels/", "zero/")
-# what lies in the memory of one host is found by an index on that host, through functions; raw only where they are
+# Arrays in a host's segment are indexed by local rank. Only the files of the access functions may index them directly.
 INDEXED_ONLY_IN = {r"(?:->|\.)(?:controls|introductions|counts)\s*\[":
                    ["backend/host/segment.h", "backend/host/segment.c"]}
-MOST_FIELDS = 25                                        # of a struct; those of pure data rows may have more:
+# A struct may have at most so many fields, except those in DATA_ROWS, which only hold data.
+MOST_FIELDS = 25
 DATA_ROWS = {"machine", "settings"}
-# what the Python package may import
+# {prefix of a path: top-level modules that it may import, besides Python's own}
 PYTHON_MAY_IMPORT = {"shim/torch_tutti/": {"torch", "torch_tutti", "numpy", "matplotlib"},
                      **{f"shim/torch_tutti/zero/{name}.py": {"torch", "torch_tutti", name}
                         for name in ("accelerate", "lightning", "transformers")},
@@ -74,7 +79,7 @@ PYTHON_MAY_IMPORT = {"shim/torch_tutti/": {"torch", "torch_tutti", "numpy", "mat
 
 # ---- reading ----
 def tracked():
-    """Files of the repository, those not yet added included."""
+    """Returns the paths of all files of the repository, also of those not yet added to git."""
     command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     if listed.returncode:
@@ -91,7 +96,7 @@ def is_c(name):
 
 
 def without_comments(text):
-    """Comments and the insides of literals become spaces; lines stay where they are."""
+    """Returns the text with spaces in place of comments and literals. Line numbers do not change."""
     return re.sub(r"/\*.*?\*/|//[^\n]*|\"(?:\\.|[^\"\\\n])*\"|'(?:\\.|[^'\\\n])*'", blank, text, flags=re.DOTALL)
 
 
@@ -107,15 +112,15 @@ def line_of(found, text):
     return text.count("\n", 0, found.start()) + 1
 
 
-def room_of(name, rooms):
-    return max((room for room in rooms if name.startswith(room)), key=len, default=None)
+def longest_prefix(name, prefixes):
+    return max((prefix for prefix in prefixes if name.startswith(prefix)), key=len, default=None)
 
 
-# ---- the rules; each yields what it finds wrong ----
+# ---- the rules; each yields the faults that it finds ----
 def included_wrongly(name, text):
-    room = room_of(name, MAY_INCLUDE)
+    prefix = longest_prefix(name, MAY_INCLUDE)
     for quoted, angled in re.findall(r'^\s*#\s*include\s+(?:"([^"]+)"|<([^>]+)>)', text, re.MULTILINE):
-        if quoted and room and not quoted.startswith((room, *MAY_INCLUDE[room])):
+        if quoted and prefix and not quoted.startswith((prefix, *MAY_INCLUDE[prefix])):
             yield f"{name} may not include {quoted}"
         for header, places in ONLY_FROM.items():
             if re.match(header, quoted or angled) and not name.startswith(tuple(places)):
@@ -124,7 +129,8 @@ def included_wrongly(name, text):
 
 def included_from_elsewhere(name, text):
     for quoted in re.findall(r'^\s*#\s*include\s+"([^"]+)"', text, re.MULTILINE):
-        installed = name.startswith("include/") and (ROOT / "include" / quoted).is_file()   # as it lies there
+        # Installed headers include each other without a folder.
+        installed = name.startswith("include/") and (ROOT / "include" / quoted).is_file()
         if not installed and not (ROOT / quoted).is_file():
             yield f'{name} includes "{quoted}", which is not a path from the root of the repository'
 
@@ -135,11 +141,12 @@ def called_wrongly(name, text):
     for call, places in CALLS_ONLY_IN.items():
         for found in re.finditer(rf"(?<![\w.>])({call})\s*\(", without_comments(text)):
             if name not in places:
-                yield f"{name}:{line_of(found, text)} calls {found.group(1)}, which only {places or 'nobody'} may"
+                yield f"{name}:{line_of(found, text)} calls {found.group(1)}, allowed only in: {places or 'no file'}"
 
 
 def opened_low(name, text):
-    """A descriptor that is kept is not one of the standard streams, though the program has closed those."""
+    """Yields calls that open a descriptor without descriptor_move_above_stderr. If the program had closed its standard
+    streams, such a descriptor would get one of their numbers."""
     opens = r"(?<![\w.>])(descriptor_move_above_stderr\(?)?(socket|accept4|eventfd|epoll_create1?|memfd_create)\s*\("
     for found in re.finditer(opens, without_comments(text)) if name.startswith(LIBRARY) else []:
         if not found.group(1):
@@ -176,14 +183,14 @@ def struct_too_large(name, text):
 
 
 def imported_wrongly(name, text):
-    room = room_of(name, PYTHON_MAY_IMPORT)
-    for node in ast.walk(ast.parse(text)) if room else []:
+    prefix = longest_prefix(name, PYTHON_MAY_IMPORT)
+    for node in ast.walk(ast.parse(text)) if prefix else []:
         modules = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
         if isinstance(node, ast.ImportFrom) and not node.level:
             modules = [node.module]
         for module in modules:
             top = module.split(".")[0]
-            if top not in sys.stdlib_module_names and top not in PYTHON_MAY_IMPORT[room]:
+            if top not in sys.stdlib_module_names and top not in PYTHON_MAY_IMPORT[prefix]:
                 yield f"{name} may not import {module}"
 
 
@@ -206,7 +213,7 @@ def kind_of_brace(head, inside):
 
 
 def functions_of_c(text):
-    """(line, lines) of each function's body, found by its braces."""
+    """Yields (first line, number of lines) of each function's body, found by its braces."""
     clean = without_directives(without_comments(text))
     inside, head_begin = [], 0
     for found in re.finditer(r"[{};]", clean):
@@ -233,19 +240,19 @@ def function_too_long(name, text):
 
 
 def repeated_comment(name, text):
-    """A comment or docstring that stands twice, one line below the other."""
+    """Yields comments and docstrings of one line that the next line repeats."""
     for found in re.finditer(r'^([ \t]*(?:#|//|/\*|""")[^\n]{12,})\n\1$', text, re.MULTILINE):
-        yield f"{name}:{line_of(found, text)} stands twice"
+        yield f"{name}:{line_of(found, text)} repeats a comment"
 
 
 def without_opening(name, text):
-    """A file opens with a paragraph that says what lives in it."""
+    """Yields a file that does not begin with a comment or docstring about its content."""
     if text.strip() and not text.lstrip().startswith(("/*", "//", '"""', "#")):
-        yield f"{name} does not open by saying what lives in it"
+        yield f"{name} does not begin with a comment that says what the file contains"
 
 
 def machine_path(name, text):
-    """A path that exists on somebody's machine only."""
+    """Yields absolute paths that exist only on the machine of an author."""
     for found in re.finditer(r"(?<![\w.${}~-])/(?:home|root|work|Users|tmp|mnt)/[\w.-]+", text):
         yield f"{name}:{line_of(found, text)} names {found.group()}"
 
@@ -268,22 +275,21 @@ RULES = {
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_repository_keeps(rule):
-    finds, concerns = RULES[rule]
-    names = [name for name in tracked() if concerns(name)]
-    assert names, f"no file is concerned by the rule {rule}"
+def test_repository_keeps_rule(rule):
+    finds, applies_to = RULES[rule]
+    names = [name for name in tracked() if applies_to(name)]
+    assert names, f"the rule {rule} applies to no file"
     wrong = [problem for name in names for problem in finds(name, read(name))]
     assert not wrong, "\n".join(wrong)
 
 
-def test_rooms_are_complete():
-    """Every C file lives in a room whose rule is written down."""
-    assert not [name for name in tracked() if is_c(name) and room_of(name, MAY_INCLUDE) is None]
+def test_every_c_file_has_an_include_rule():
+    assert not [name for name in tracked() if is_c(name) and longest_prefix(name, MAY_INCLUDE) is None]
 
 
-# ---- circles: who needs whom, by includes and by calls; a header and its .c are one ----
+# ---- circles of modules that need each other, by includes and calls; a header and its .c file are one module ----
 def modules():
-    """{stem: text} of backend/ and kernels/."""
+    """Returns {path without suffix: text of header and .c file} of backend/ and kernels/."""
     found = {}
     for name in tracked():
         if name.startswith(("backend/", "kernels/")) and name.endswith((".c", ".h")):
@@ -292,27 +298,28 @@ def modules():
 
 
 def functions_defined(clean):
-    """(name, static) of each function that begins at the margin."""
+    """Returns (name, whether it is static) of each function that begins at the start of a line."""
     head = r"^(static\b)?[\w \t*]*?\b(\w+)\((?:[^;{}()]|\([^()]*\))*\)\s*\{"
     return [(found.group(2), bool(found.group(1))) for found in re.finditer(head, clean, re.MULTILINE)]
 
 
 def needs(texts):
-    """{stem: {stem}}: includes, and calls of functions that another one defines."""
+    """Returns {module: modules that it needs}: those that it includes, and those whose functions it calls."""
     clean = {stem: without_directives(without_comments(text)) for stem, text in texts.items()}
     defined = {name: stem for stem, text in clean.items() for name, static in functions_defined(text) if not static}
     edges = {}
     for stem, text in texts.items():
         included = {path[:-2] for path in re.findall(r'^\s*#\s*include\s+"([^"]+)"', text, re.MULTILINE)}
         own = {name for name, _ in functions_defined(clean[stem])}
-        bodies = "\n".join(re.findall(r"^[ \t].*|^.*\{.*\}$", clean[stem], re.MULTILINE))       # not declarations
+        # Without declarations, which begin at the start of a line.
+        bodies = "\n".join(re.findall(r"^[ \t].*|^.*\{.*\}$", clean[stem], re.MULTILINE))
         called = {defined.get(name) for name in set(re.findall(r"(?<![\w.>])(\w+)\s*\(", bodies)) - own}
         edges[stem] = ((included | called) & set(texts)) - {stem}
     return edges
 
 
 def circles(edges):
-    """Sets of stems that need each other, of two and more (Tarjan)."""
+    """Returns the sets of two or more modules that need each other (Tarjan)."""
     order, low, stack, found = {}, {}, [], []
 
     def visit(stem):
@@ -339,25 +346,25 @@ def folder_of(stem):
 
 
 def upwards(edges):
-    """Calls and includes that lead to a floor above."""
+    """Yields calls and includes of a module in a layer above."""
     for stem, others in edges.items():
-        room = room_of(stem + ".c", MAY_INCLUDE)
-        folders = (room, *(entry.rsplit("/", 1)[0] + "/" for entry in MAY_INCLUDE[room]))
+        prefix = longest_prefix(stem + ".c", MAY_INCLUDE)
+        folders = (prefix, *(entry.rsplit("/", 1)[0] + "/" for entry in MAY_INCLUDE[prefix]))
         yield from (f"{stem} needs {other}" for other in others if not other.startswith(folders))
 
 
 def test_no_circle_crosses_folders():
     edges = needs(modules())
-    assert sum(map(len, edges.values())) > 300, "hardly anything needs anything: the reading is wrong"
+    assert sum(map(len, edges.values())) > 300, "too few includes and calls were found: needs() misreads the sources"
     crossing = [circle for circle in circles(edges) if len({folder_of(stem) for stem in circle}) > 1]
     assert not crossing, "\n".join(" <-> ".join(sorted(circle)) for circle in crossing)
 
 
-def test_nobody_calls_a_floor_above():
+def test_no_module_needs_a_layer_above():
     assert not list(upwards(needs(modules())))
 
 
-def test_circles_and_calls_are_found():
+def test_circle_and_call_upwards_are_found():
     texts = {"backend/base/a": "void a(void)\n{\n    b(1);\n}\n", "backend/host/b": "int b(int x)\n{\n    a();\n}\n",
              "backend/host/c": '#include "backend/base/a.h"\nstatic void b2(void) { }\n'}
     edges = needs(texts)
@@ -400,8 +407,8 @@ BREACHES = [
 
 @pytest.mark.parametrize("rule, name, text", BREACHES)
 def test_breach_is_caught(rule, name, text):
-    finds, concerns = RULES[rule]
-    assert concerns(name) and list(finds(name, text))
+    finds, applies_to = RULES[rule]
+    assert applies_to(name) and list(finds(name, text))
 
 
 LONG_TABLES = "int table[] = {\n" + "    1,\n" * 200 + "};\nstruct a {\n" + "    int x;\n" * 200 + "};\n"

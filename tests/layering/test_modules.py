@@ -1,5 +1,5 @@
-"""Tests import the modules beside them by their bare names, and one run of pytest has all of them in one process: two
-modules of one name would be one."""
+"""Tests that no two modules below tests/ have one name. A test imports the modules of its folder by their bare names,
+and one pytest process runs tests of all folders: of two modules with one name, it would load only the first."""
 import sys
 from collections import defaultdict
 from pathlib import Path, PurePath
@@ -9,7 +9,7 @@ from test_layering import tracked  # noqa: E402
 
 
 def modules_of_one_name(names):
-    """Lists of the files below tests/ that share a bare name, packages left out."""
+    """Returns the lists of files below tests/ that share a bare name, without the modules of packages."""
     packages = {PurePath(name).parent for name in names if name.endswith("/__init__.py")}
     files = defaultdict(list)
     for path in map(PurePath, names):

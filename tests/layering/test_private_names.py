@@ -1,35 +1,37 @@
-"""Private names of torch may change with any of its versions, so the package uses few: those that are listed here."""
+"""Tests that the package uses only those private names of torch that are listed here, because any version of torch may
+change them."""
 import ast
 import re
 from pathlib import Path
 
 PACKAGE = Path(__file__).resolve().parents[2] / "shim" / "torch_tutti"
 PRIVATE = {
-    # groups: how they are made, what they are, and what torch reserves to other backends
+    # groups: creation, attributes, and functions that torch offers to its own backends only
     "_new_process_group_helper", "_get_default_timeout", "_world", "_get_backend", "_device_types", "_set_pg_timeout",
     "_coalescing_manager", "_time_estimator", "_distributed_c10d", "_ensure_backend_registered",
-    # DistributedDataParallel: buckets in shared memory, and its parameters for ZeRO
+    # DistributedDataParallel: buckets in shared memory, and its arguments when ZeRO takes over its model
     "_has_rebuilt_buckets", "_pre_forward", "_comm_hooks", "_delay_all_reduce_params", "_remove_autograd_hooks",
     "_set_static_graph",
     # collectives that torch.compile traces
     "_functional_collectives", "_c10d_functional", "_assert_async",
-    # autograd: which gradients a backward pass accumulates, and in which pass a tensor is
+    # autograd: which gradients a backward pass accumulates, and which backward pass is running
     "_backward_hooks", "_post_accumulate_grad_hooks", "_will_engine_execute_node", "_current_graph_task_id",
     "_functorch", "_current_level", "_version", "_unsafe_view",
-    # and its end
+    # autograd: a call at the end of a backward pass
     "_execution_engine",
-    # the move of a module
+    # moving a module to a device or type
     "_apply",
-    # the norms of a list of gradients, and what GradScaler does with it
+    # the norms of a list of gradients, and the division and check of GradScaler
     "_foreach_norm", "_amp_foreach_non_finite_check_and_unscale_",
-    # the hooks of an optimizer's steps, and what schedulers ask whether there was a step
+    # the hooks of an optimizer's steps, and the mark by which schedulers see that there was a step
     "_optimizer_step_pre_hooks", "_optimizer_step_post_hooks", "_opt_called",
-    # schedules for its pipelines, tensors for its checkpoints, trees of tensors
-    "_PipelineScheduleRuntime", "_load_csv", "_make_wrapper_subclass", "_pytree",
+    # torch's pipeline schedules and their backward passes, tensor subclasses for its checkpoints, trees of tensors
+    "_PipelineScheduleRuntime", "_load_csv", "_backward", "_make_wrapper_subclass", "_pytree",
 }
-# Of argparse, namedtuple, os and sys; and texts: of torch's profiles, and in names of parameters.
+# Names of argparse, namedtuple, os and sys, and texts that look like private names: of torch's profiles and of a
+# module's state.
 OTHERS = {"_SubParsersAction", "_asdict", "_exit", "_fields", "_getframe", "_replace", "_all_gather_base",
-          "_reduce_scatter_base", "_backward", "_extra_state"}
+          "_reduce_scatter_base", "_extra_state"}
 
 
 def private_names(tree):
@@ -52,7 +54,7 @@ def private_names(tree):
     return {name for name in used if re.match("_[^_]", name)}, own
 
 
-def test_no_others_are_used():
+def test_package_uses_only_listed_private_names():
     files = [*PACKAGE.rglob("*.py"), *PACKAGE.rglob("*.pyi")]
     found = [private_names(ast.parse(path.read_text(encoding="utf-8"))) for path in files]
     used, own = (set().union(*sets) for sets in zip(*found))

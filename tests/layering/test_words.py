@@ -1,5 +1,6 @@
-"""Names and sentences have ceilings that only fall: a commit after which wording.py finds less lowers the ceiling, and
-no commit raises one. Circles of files and folders are those listed here, and no others."""
+"""Tests names and sentences against ceilings: wording.py must find exactly as many faults as the ceiling says. A commit
+that removes faults lowers the ceiling, and no commit raises one. No circles of files or folders exist besides those
+listed here."""
 import sys
 from pathlib import Path
 
@@ -22,11 +23,11 @@ CEILINGS = {
     "sentences of docstrings": 0,
 }
 LEAST_WORDS_OF_A_NAME = 3.11
-# backend/transports has the table of its own providers, and kernels the table of kernels/cpu.
+# backend/transports contains the table of its providers, which use its functions. kernels and kernels/cpu are alike.
 PROVIDERS = [f"backend/transports/{name}" for name in ("fabric", "tcp", "ucx", "verbs")]
 CIRCLES_OF_FOLDERS = [["backend/transports", *PROVIDERS], ["kernels", "kernels/cpu"]]
-# Circles of objects: files that need each other's functions, as many as are in each. Each is one protocol in several
-# files: bind and fetch of execute, link and share of shm, endpoints, messages and worker of ucx.
+# {folder: number of files in its circle of objects, which need each other's functions}. Each circle is one protocol in
+# several files: bind and fetch of execute, link and share of shm, endpoints, messages and worker of ucx.
 CIRCLES_OF_OBJECTS = {"backend/execute": 2, "backend/transports/shm": 2, "backend/transports/ucx": 3}
 
 
@@ -42,7 +43,7 @@ def pages():
 
 @pytest.fixture(scope="module")
 def python():
-    """All Python files, those of script/ without a suffix included."""
+    """Returns {path: text} of all Python files, also of those in script/ without a suffix."""
     texts = {name: read(name) for name in tracked() if name.endswith((".py", ".pyi")) or name.startswith("script/")}
     return {name: text for name, text in texts.items()
             if name.endswith((".py", ".pyi")) or text.startswith("#!/usr/bin/env python3")}
@@ -68,13 +69,13 @@ MEASURES = {
 def test_no_ceiling_is_exceeded(measure, code, pages, python):
     found = list(MEASURES[measure](code, pages, python))
     assert len(found) <= CEILINGS[measure], f"{len(found)} {measure}:\n" + "\n".join(found)
-    assert len(found) == CEILINGS[measure], f"{measure}: there are fewer: lower the ceiling to {len(found)}"
+    assert len(found) == CEILINGS[measure], f"fewer {measure} than the ceiling: lower it to {len(found)}"
 
 
 def test_names_have_enough_words(code):
     mean = wording.words_of_a_name(code)
     assert mean >= LEAST_WORDS_OF_A_NAME
-    assert mean < LEAST_WORDS_OF_A_NAME + 0.01, f"raise the least to {int(mean * 100) / 100}"
+    assert mean < LEAST_WORDS_OF_A_NAME + 0.01, f"raise LEAST_WORDS_OF_A_NAME to {int(mean * 100) / 100}"
 
 
 # ---- circles ----
@@ -86,14 +87,14 @@ def test_objects_are_in_no_new_circle():
     builds = [ROOT / "build" / name for name in ("asan", "dev", "tsan")]
     objects = next((found for found in map(circles.objects_below, builds) if found), None)
     if not objects:
-        pytest.skip("no build without link-time optimisation is there: script/test asan makes one")
+        pytest.skip("needs a build without link-time optimisation: run script/test asan")
     found = {}
     for circle in circles.circles_of_objects(objects):
         found.setdefault(circles.folder_of(circle[0]), []).append(len(circle))
     assert found == {folder: [count] for folder, count in CIRCLES_OF_OBJECTS.items()}
 
 
-# ---- a test of the tests ----
+# ---- tests that each measure finds a fault ----
 @pytest.mark.parametrize("find, text", [
     (wording.private_words, "int flight_land(int a) { return a; }"),
     (wording.one_word_statics, "static int keep(int a) { return a; }"),
@@ -102,7 +103,7 @@ def test_objects_are_in_no_new_circle():
     (lambda files: wording.pattern_hits(files, wording.sentences_of_literals), 'f("the reply cannot be had");'),
     (lambda files: wording.pattern_hits(files, wording.sentences_of_pages), "Who waits is told."),
 ])
-def test_each_finds_what_it_is_for(find, text):
+def test_each_measure_finds_its_fault(find, text):
     assert list(find({"a": text}))
     assert not list(find({"a": "/* The sender waits. */\nint message_send(int a)\n{\n    return a;\n}\n"}))
 

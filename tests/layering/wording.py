@@ -4,7 +4,7 @@ one word, comments beside the code, and kinds of sentences that a reader has to 
 import ast
 import re
 
-# A word of the field takes the place of each (docs/glossary.md). A name counts when one of its parts is such a word.
+# {private word: word of the field to use instead} (docs/glossary.md). A name counts if one of its parts is such a word.
 PRIVATE_WORDS = {
     "errand": "transfer", "errands": "transfers", "flight": "operation", "flights": "operations",
     "land": "complete", "landed": "completed", "note": "saved message", "notes": "saved messages",
@@ -19,7 +19,7 @@ PRIVATE_WORDS = {
     "enlist": "list_add", "backlog": "run queue", "house": "strategy", "journal": "trace", "forecast": "prefetch",
     "silence": "peer timeout", "beat": "heartbeat", "meeting": "barrier", "tail": "async step",
 }
-# Sentences that a reader takes twice. The first group is what the pattern finds.
+# Sentences that a reader has to read twice. A finding quotes the first group of the pattern.
 PATTERNS = {
     "clause as subject": r"(?:^|[.:;] )((?:Who|What|Whoever|Whatever|Whose) (?:\w+ ){0,3}\w+)",
     "object first": r"(?:^|[.;] )(Of (?:a|an|the|one|each|all|what|those|several)\b)",
@@ -53,14 +53,15 @@ def private_words(files):
     for path, text in files.items():
         code = LITERAL.sub(lambda found: " " * len(found.group()), without_comments(text))
         for found in re.finditer(r"[A-Za-z_]\w*", code):
-            name = re.sub("in_flight", "", found.group(), flags=re.IGNORECASE)          # which the field says, too
+            # "in flight" is also a term of the field.
+            name = re.sub("in_flight", "", found.group(), flags=re.IGNORECASE)
             for part in re.findall(r"[a-z]+|[A-Z]+(?![a-z])|[A-Z][a-z]+", name):
                 if part.lower() in PRIVATE_WORDS:
                     yield f"{path}:{line_of(text, found.start())} {found.group()}: say {PRIVATE_WORDS[part.lower()]}"
 
 
 def homonyms(files):
-    """Tags of structs, enums and unions that are defined in two places."""
+    """Yields tags of structs, enums and unions that are defined in two or more files."""
     places = {}
     for path, text in files.items():
         for found in re.finditer(r"\b(?:struct|enum|union)\s+(\w+)\s*\{", without_comments(text)):
@@ -71,7 +72,7 @@ def homonyms(files):
 
 
 def functions(files):
-    """(path, name, is it static) of each that is defined."""
+    """Yields (path, name, whether it is static) of each function definition."""
     for path, text in files.items():
         for found in FUNCTION.finditer(without_comments(text)):
             yield path, found.group(2), bool(found.group(1))
@@ -84,7 +85,7 @@ def one_word_statics(files):
 
 
 def words_of_a_name(files):
-    """The mean of all functions."""
+    """Returns the mean number of words in the names of all functions."""
     counts = [len([part for part in name.split("_") if part]) for _, name, _ in functions(files)]
     return sum(counts) / len(counts)
 
@@ -97,7 +98,7 @@ def trailing_comments(files):
 
 
 def sentences_of_comments(text):
-    """(where, words) of each comment in one line."""
+    """Yields (line, text) of each comment, with its lines joined."""
     for found in COMMENT.finditer(text):
         words = re.sub(r"\s*\n\s*(?:\*|//)?\s*", " ", found.group(1) or found.group(2) or "").strip()
         yield line_of(text, found.start()), re.sub(r"^-+ .* -+$", "", words)
