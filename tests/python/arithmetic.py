@@ -19,8 +19,10 @@ MOVED_ONLY = ["float8_e4m3fnuz", "float8_e5m2fnuz", "float8_e8m0fnu", "float4_e2
 DTYPES = [*FLOATS, *INTEGERS, "bool", *COMPLEX, *MOVED_ONLY]
 BITWISE = ["BAND", "BOR", "BXOR"]
 OPS = ["SUM", "AVG", "MIN", "MAX", "PRODUCT", "PREMUL_SUM", *BITWISE]
-FACTOR = 0.3                                            # of PREMUL_SUM; not exact in any type
-NUMBERS = {"float32": numpy.float32, "float64": numpy.float64}                    # the types that are computed in
+# The factor of PREMUL_SUM, which no type represents exactly.
+FACTOR = 0.3
+# Floats of these types are combined in their own type, all others in float32.
+NUMBERS = {"float32": numpy.float32, "float64": numpy.float64}
 BITS = {1: numpy.uint8, 2: numpy.uint16, 4: numpy.uint32, 8: numpy.uint64}
 NAN = {"float64": 0x7ff8 << 48, "float32": 0x7fc0 << 16, "float16": 0x7e00, "bfloat16": 0x7fc0, "float8_e4m3fn": 0x7f,
        "float8_e5m2": 0x7f}
@@ -35,6 +37,7 @@ def raw(tensor):
 
 
 def undefined(dtype, op):
+    """Returns the errors that refuse a reduction, as (class, piece of its text); [] if it is defined."""
     if dtype in MOVED_ONLY:
         return [("NotImplementedError", "not reduced")]
     if dtype in COMPLEX:
@@ -46,7 +49,7 @@ def undefined(dtype, op):
 
 
 def hosts_of(ranks, size):
-    """The host that each of these ranks of a job of `size` pretends to be on."""
+    """Returns the simulated host of each of these ranks of a job of `size` ranks."""
     hosts = hosts_of_job(size)
     return [hosts[rank] for rank in ranks]
 
@@ -56,8 +59,8 @@ def by_host(parts, hosts):
 
 
 def reduced(parts, dtype, op, hosts=None):
-    """Returns the parts of all ranks combined, as bytes. hosts: the host of each rank; None: those of the job's
-    ranks."""
+    """Returns the parts of all ranks combined, as bytes. hosts: the host of each rank; None: the ranks
+    are a whole job, and TUTTI_HOSTS decides."""
     if dtype in COMPLEX:
         return reduced(parts, COMPLEX[dtype], op, hosts)
     if not len(parts[0]):
@@ -100,7 +103,7 @@ def reduced_integers(parts, op, divisor):
 
 
 def smaller(a, b):
-    """NaN of a NaN and anything; -0 of two zeros."""
+    """Returns the smaller of each two numbers: NaN if one of them is NaN, and -0 of -0 and +0."""
     chosen = numpy.where((a < b) | ((a == b) & numpy.signbit(a)), a, b)
     return numpy.where(numpy.isnan(a) | numpy.isnan(b), a.dtype.type("nan"), chosen)
 
@@ -117,7 +120,7 @@ def widened(part, dtype):
 
 
 def narrowed(values, dtype):
-    """Rounded once, to nearest even; every NaN the same."""
+    """Returns the values as bytes of this type, rounded once, to nearest even. Every NaN gets the same bits."""
     bits = raw(torch.from_numpy(values).to(getattr(torch, dtype))).view(BITS[itemsize(dtype)])
     return numpy.where(numpy.isnan(values), bits.dtype.type(NAN[dtype]), bits).view(numpy.uint8)
 

@@ -1,5 +1,5 @@
-"""Ranks that many tests share: two, three and four processes that have joined a tutti group, with gloo beside it as
-the judge."""
+"""Fixtures of ranks: `shared` has ranks that many tests use, in a tutti group and a gloo group to compare with; `fresh`
+starts ranks for one test."""
 import pytest
 
 pytest.importorskip("torch", reason="torch is not installed")
@@ -9,13 +9,13 @@ from ranks import Ranks, kept_ranks
 
 
 def pytest_addoption(parser):
-    parser.addoption("--cases", type=int, default=10_000, help="how many operations test_properties.py checks")
-    parser.addoption("--first-seed", type=int, default=1, help="the seed of its first programs")
+    parser.addoption("--cases", type=int, default=10_000, help="check this many operations in test_properties.py")
+    parser.addoption("--first-seed", type=int, default=1, help="first seed of test_properties.py")
 
 
 def pytest_configure(config):
-    config.addinivalue_line("markers", "one_host(why): what cannot be the same over several hosts, so it runs on "
-                            "one where TUTTI_HOSTS pretends others")
+    config.addinivalue_line("markers", "one_host(why): the test makes sense on one host only, so it runs without "
+                            "TUTTI_HOSTS")
 
 
 def pytest_collection_finish(session):
@@ -32,14 +32,15 @@ def one_host(request, monkeypatch):
 
 @pytest.fixture(scope="session")
 def shared(tmp_path_factory):
-    """shared(size): the ranks of that size, started when first asked for, and again if a test has broken them."""
+    """A function: shared(size) returns Ranks of that size. The first call starts them, and so does the next call after
+    a test has broken them."""
     with kept_ranks(lambda size: Ranks(size, tmp_path_factory.mktemp(f"ranks{size}"), gloo=True)) as of_size:
         yield of_size
 
 
 @pytest.fixture
 def fresh(tmp_path):
-    """fresh(size, **options): ranks of the test's own, which it may break."""
+    """A function: fresh(size, **options) starts Ranks for this test alone, which may break them."""
     started = []
 
     def of_size(size, **options):

@@ -20,11 +20,12 @@ WRONG = 77
 
 
 def join(world, kind):
-    """Makes the default group, for tensors of the CPU and of the device. One GPU may be that of several ranks."""
+    """Makes the default group, for tensors of the CPU and of the device. Several ranks may share a GPU."""
     if kind == "sim":
         from sim_device import load
         load()
-    warnings.simplefilter("ignore", FutureWarning)         # of names that torch 2.11 has no others for
+    # Later versions of torch warn of names for which torch 2.11 has no successors.
+    warnings.simplefilter("ignore", FutureWarning)
     count = torch.get_device_module(kind).device_count()
     world.kept["device"] = torch.device(kind, world.rank % count if kind == "cuda" else 0)
     torch.get_device_module(kind).set_device(world.kept["device"].index)
@@ -39,7 +40,7 @@ def numbers(rank, *shape, seed=0, dtype=torch.float32):
 
 
 def late(values, device):
-    """A tensor of the device that gets its values when the current stream comes to it; the call returns before."""
+    """Returns a tensor of the device at once. The current stream writes its values later."""
     source = values.to(device)
     target = torch.full_like(values, WRONG).to(device)
     if device.type == "cuda":
@@ -49,7 +50,7 @@ def late(values, device):
 
 
 def keep_busy(device):
-    """Gives the current stream something to do first."""
+    """Enqueues copies on the current stream, so that it is late for what follows."""
     x, y = torch.zeros(3).to(device), torch.zeros(3).to(device)
     for _ in range(6):
         if device.type == "cuda":
@@ -66,7 +67,9 @@ def total(world, *shape, **options):
     return sum(numbers(rank, *shape, **options) for rank in range(world.size))
 
 
-# ---- every operation: make places a tensor, later makes it asynchronous; what to wait for, and the outputs ----
+# ---- every operation ----
+# make(values) returns a tensor on the CPU or the device; later=True makes the call asynchronous. Each function returns
+# the Works to wait for, and the outputs.
 def all_reduce(world, make, later):
     x = make(numbers(world.rank, 5, 3))
     return [dist.all_reduce(x, async_op=later)], [x]
@@ -265,7 +268,8 @@ def check_wait_on_another_stream(world):
     readers = [torch.Stream(device=device) for _ in range(3)]
     with readers[0]:
         keep_busy(device)
-    for reader in readers:                                  # the first enqueues the copy, the others find it
+    # The first reader's wait enqueues the copy of the result; the others find it enqueued.
+    for reader in readers:
         with reader:
             work.wait()
     for reader in reversed(readers):
@@ -337,13 +341,14 @@ def check_next_operation_on_another_stream(world):
                 keep_busy(device)
                 work.wait()
         with torch.Stream(device=device):
-            dist.all_reduce(torch.zeros(2).to(device))      # of nobody's concern
+            # An operation on another tensor, in between.
+            dist.all_reduce(torch.zeros(2).to(device))
             dist.all_reduce(x)
             same(x, world.size * total(world, 60), "two operations on two streams")
 
 
 def check_neighbours_do_not_wait(world):
-    """A receive into one part of a tensor must not hold up the send of another one."""
+    """Checks that a receive into one part of a tensor does not hold up the send of another part."""
     device = world.kept["device"]
     both = late(numbers(world.rank, 2, 50), device)
     peer = world.rank ^ 1
@@ -365,7 +370,7 @@ def check_many_at_once(world):
 
 
 def check_coalesced_twice(world):
-    """A later operation of a batch reads what an earlier one brings, and both are brought."""
+    """Checks that a later operation of a batch reads the result of an earlier one on the same tensor."""
     device = world.kept["device"]
     x = late(numbers(world.rank, 30), device)
     backend = dist.group.WORLD._get_backend(device)
@@ -382,7 +387,8 @@ def check_dropped(world):
     x = late(numbers(world.rank, 30), device)
     dist.all_reduce(x, async_op=True)
     dist.barrier()
-    dist.barrier()                                          # the first may have started before the other was over
+    # The first barrier may have started before the all_reduce had ended.
+    dist.barrier()
     same(x, total(world, 30), "a Work that nobody holds")
 
 
@@ -396,7 +402,8 @@ def check_polled(world):
             assert time.monotonic() < until
             time.sleep(0.001)
     assert work.is_success()
-    with torch.Stream(device=device):                       # the copy is over, not only enqueued
+    # The copy of the result has ended; one that was only enqueued would be late for this stream.
+    with torch.Stream(device=device):
         same(x, total(world, 30), "polled")
 
 
@@ -438,8 +445,8 @@ def check_several_devices(world):
 
 # ---- memory ----
 def check_memory_is_not_reused_early(world):
-    """The result comes on a stream that the tensor's memory was not made for; then the tensor goes, and its memory
-    serves another one while the copy is still under way."""
+    """Checks that a tensor's memory is not reused while the result is still being copied into it. The copy runs on
+    another stream than the one for which the memory was allocated, and the program drops the tensor meanwhile."""
     device = world.kept["device"]
     shape = 3000
     x = late(numbers(world.rank, shape), device)
@@ -454,7 +461,7 @@ def check_memory_is_not_reused_early(world):
         same(y, numbers(0, shape, seed=seed), "memory that was used again")
 
 
-def check_room_is_not_reused_early(world):
+def check_staging_is_not_reused_early(world):
     """Checks that staging memory on the host, which the next operation of that size takes, is not used again before the
     copy out of it is done."""
     device = world.kept["device"]
@@ -465,28 +472,28 @@ def check_room_is_not_reused_early(world):
         for x in tensors:
             dist.all_reduce(x)
         for i, x in enumerate(tensors):
-            same(x, total(world, 500, seed=i), "room that was used again")
+            same(x, total(world, 500, seed=i), "staging memory that was used again")
 
 
 class Listener(TorchDispatchMode):
     def __init__(self):
         super().__init__()
-        self.heard = []
+        self.calls = []
 
     def __torch_dispatch__(self, function, types, arguments=(), keywords=None):
-        self.heard.append(str(function))
+        self.calls.append(str(function))
         return function(*arguments, **(keywords or {}))
 
 
 def check_copies_are_our_own(world):
-    """Neither autograd nor a mode sees the copies."""
+    """Checks that neither autograd nor a dispatch mode sees the copies between device and host."""
     device = world.kept["device"]
     x = late(numbers(world.rank, 10), device).requires_grad_()
     with Listener() as listener:
         work = dist.all_reduce(x, async_op=True)
-        heard = list(listener.heard)
+        before = list(listener.calls)
         work.wait()
-    assert listener.heard == heard and not [name for name in heard if "copy" in name], listener.heard
+    assert listener.calls == before and not [name for name in before if "copy" in name], listener.calls
     assert x.is_leaf and x.grad_fn is None
     same(x.detach(), total(world, 10))
 
@@ -494,4 +501,4 @@ def check_copies_are_our_own(world):
 CHECKS = [check_wait_on_another_stream, check_outputs_used_before, check_wait_on_another_thread,
           check_next_operation_without_wait, check_next_operation_on_another_stream, check_neighbours_do_not_wait,
           check_many_at_once, check_coalesced_twice, check_dropped, check_polled, check_futures,
-          check_memory_is_not_reused_early, check_room_is_not_reused_early, check_copies_are_our_own]
+          check_memory_is_not_reused_early, check_staging_is_not_reused_early, check_copies_are_our_own]

@@ -12,7 +12,8 @@ def check_refused(world):
     with pytest.raises(ValueError, match=rf"the output tensor is on cpu, but another one of this call is on {device}; "
                                          "move one of them to the other's device"):
         dist.all_gather_into_tensor(torch.zeros(world.size * 2), x[:2])
-    work = dist.all_reduce(x, async_op=True)                # and the group is as good as before
+    # The group still works.
+    work = dist.all_reduce(x, async_op=True)
     work.wait()
 
 
@@ -45,10 +46,11 @@ def check_errors(world):
 
 
 def check_failing_copies(world):
-    """The one who waits is told; the result comes when the device takes it."""
+    """Checks that wait() raises while the device takes no copies, and brings the result when it takes them again."""
     device = world.kept["device"]
     x, y = late(numbers(world.rank, 9), device), late(numbers(world.rank, 5), device)
-    dist.all_reduce(y, async_op=True)                       # nobody waits, so its failure is nobody's error
+    # No call waits for this operation, so none reports its failing copy.
+    dist.all_reduce(y, async_op=True)
     work = dist.all_reduce(x, async_op=True)
     torch.sim.set_failing(True)
     try:

@@ -1,5 +1,6 @@
-"""Training on a device, for any kind of device, shared by test_devices.py and tests/gpu/test_cuda.py. The judge is one
-process with all batches, on the CPU; in float64, so that the order in which a device sums does not matter."""
+"""Training on a device, for any kind of device, shared by test_devices.py and tests/gpu/test_cuda.py. Results
+are compared with one process that trains on all batches, on the CPU. All of it is in float64, so that the order in
+which a device sums does not matter."""
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
@@ -10,7 +11,7 @@ STEPS = 3
 
 
 def train(model, device, ranks):
-    """On the batches of these ranks, by the mean of their losses."""
+    """Trains the model on the mean of the losses of these ranks' batches."""
     optimizer = stochastic_descent(model.parameters())
     for step in range(STEPS):
         optimizer.zero_grad()
@@ -26,10 +27,11 @@ def expected(world):
 
 
 def check_data_parallel(world, options):
-    """DistributedDataParallel, whose buckets complete while backward goes on."""
+    """Checks DistributedDataParallel, whose buckets complete while backward goes on."""
     device = world.kept["device"]
     model = DistributedDataParallel(network(seed=7 + world.rank).double().to(device), **options)
-    with torch.no_grad():                                   # rank 0's parameters are everybody's
+    # All ranks have got the parameters of rank 0.
+    with torch.no_grad():
         for ours, right in zip(model.parameters(), network().double().parameters()):
             torch.testing.assert_close(ours.cpu(), right)
     train(model, device, [world.rank])
@@ -37,7 +39,7 @@ def check_data_parallel(world, options):
 
 
 def check_fully_sharded(world):
-    """FSDP2, which gathers and reduces on streams of its own."""
+    """Checks FSDP2, which gathers and reduces on streams of its own."""
     device = world.kept["device"]
     mesh = DeviceMesh(device.type, list(range(world.size)))
     model = network().double().to(device)

@@ -1,4 +1,4 @@
-"""Members of a default group that changes: how they join nobody, exchange handles, change, and check what they have."""
+"""Members of a default group that changes: how they start it, exchange handles, change the members, and check them."""
 import os
 from datetime import timedelta
 
@@ -9,7 +9,8 @@ import torch.distributed as dist
 import torch_tutti
 
 NEWER = hasattr(dist, "_reconfigure")
-# By torch's own functions, which torch 2.14 has, and by torch_tutti.reconfigure, which works with every torch.
+# Tests run with torch's own functions, from torch 2.14 on, and with torch_tutti.reconfigure, which works with every
+# torch.
 ways = pytest.mark.parametrize("way", ["torch", "tutti"] if NEWER else ["tutti"])
 
 
@@ -18,7 +19,8 @@ class Member:
 
     def __init__(self, world, way="tutti", timeout_s=30, **options):
         self.world, self.way, self.me = world, way, world.rank
-        if world.hosts > 1:             # for any number of members, where the list of hosts is for all ranks
+        # The list of hosts that ranks.py sets is for all ranks. A number suits any number of members.
+        if world.hosts > 1:
             os.environ["TUTTI_HOSTS"] = str(world.hosts)
         options = {"backend": "tutti", "timeout": timedelta(seconds=timeout_s), **options}
         if NEWER:
@@ -38,6 +40,7 @@ class Member:
         return [self.world.store.get(key).decode() for key in keys]
 
     def meet(self, name, ranks=None):
+        """Waits until all ranks, or these, have called it with this name."""
         self.collect(name, ranks, text="here")
 
     def change(self, uuid, handles, timeout_s=30):
@@ -47,12 +50,12 @@ class Member:
             torch_tutti.reconfigure(handles, uuid=uuid, timeout=timedelta(seconds=timeout_s))
 
     def all(self, uuid):
-        """All ranks become members, each with its number as rank."""
+        """Makes all ranks members, each with its number as rank."""
         self.change(uuid, self.collect(f"all{uuid}"))
         self.check(self.me, self.world.size)
 
     def check(self, rank, size):
-        """Rank and size are these, and the members can add and send."""
+        """Checks the rank and size of this member, and that sums, gathers and messages among the members work."""
         assert (dist.get_rank(), dist.get_world_size()) == (rank, size)
         assert (dist.group.WORLD.rank(), dist.group.WORLD.size()) == (rank, size)
         for count in 3, 50_000:
@@ -76,5 +79,5 @@ def backend_of(group=None):
 
 
 def refused(kind, *pieces):
-    """Around a call that raises this class, with all pieces in its text."""
+    """Returns a context in which a call must raise this class, with all pieces in its text."""
     return pytest.raises(kind, match="(?s)" + "".join(f"(?=.*{piece})" for piece in pieces))

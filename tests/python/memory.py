@@ -2,7 +2,7 @@
 
 
 def is_shared(tensor):
-    """Whether its memory is a mapping of ours."""
+    """Returns whether the tensor's memory is a mapping of tutti."""
     if not tensor.numel():
         return False
     with open("/proc/self/maps", encoding="ascii") as file:

@@ -22,7 +22,7 @@ def splits(at, received, sent):
     dist.all_to_all_single(torch.empty(4), at.one, received, sent, at.group)
 
 
-# name: the class and a piece of the text of the error, and the call; groups have two ranks or more
+# {name: (class of the error, piece of its text, the call)}. The group of a call has two ranks or more.
 MISTAKES = {
     "many outputs": ("ValueError", "are given", lambda at: dist.all_gather([torch.empty(4)] * (at.size + 1), at.one,
                                                                            at.group)),

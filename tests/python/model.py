@@ -20,20 +20,22 @@ MOVING = ["broadcast", "all_gather", "all_gather_uneven", "all_gather_single", "
           "managed_all_gather"]
 IN_PLACE = ["all_reduce", "reduce", "broadcast", "all_reduce_coalesced", "managed_all_reduce", "mixed"]
 ALWAYS_CONTIGUOUS = ["all_gather_in_place", "reduce_scatter_in_place"]
-# an expanded output would be refused on some ranks only, and the others would wait for them
+# An expanded output would be refused on some ranks only, and the other ranks would wait for those.
 NEVER_EXPANDED = ["gather", "scatter", "all_gather_uneven", "reduce_scatter_uneven", "all_to_all",
                   "all_to_all_single_uneven"]
-COUNTS = [1, 0, 7, 3000]                                # of a message, by its tag
-ANY_SOURCE = 4                                          # messages with this tag or a higher one come from any rank
+# Elements of a message, by its tag modulo 4.
+COUNTS = [1, 0, 7, 3000]
+# A message with this tag or a higher one may be received from any rank.
+ANY_SOURCE = 4
 
 
 @dataclass(frozen=True)
 class Step:
     """One operation of all ranks of a group. Ranks and roots are those of the group, taken modulo its size.
 
-    how: sync; or async and waited for later: wait, future; or drop, not waited for at all.
-    layout, landing: how what a rank brings, and what it receives into, lies in memory; see `strides_of`.
-    messages: (source, target, tag) each. what: which mistake, for kind "wrong".
+    how: "sync"; or asynchronous: "wait" and "future" are waited for later, "drop" never; "batch" for messages.
+    layout, landing: the layouts of a rank's inputs and of its outputs; see `strides_of`.
+    messages: (source, target, tag) each. what: the mistake to make, for kind "wrong".
     """
     kind: str
     group: int = 0
@@ -49,12 +51,13 @@ class Step:
     what: str = ""
 
     def __repr__(self):
-        said = [f"{f.name}={getattr(self, f.name)!r}" for f in fields(self) if getattr(self, f.name) != f.default]
-        return f"Step({', '.join(said)})"
+        given = [f"{f.name}={getattr(self, f.name)!r}" for f in fields(self) if getattr(self, f.name) != f.default]
+        return f"Step({', '.join(given)})"
 
 
 def groups_of(size):
-    """The ranks of the groups that programs use: all twice, all but one, pairs that are not neighbours, one alone."""
+    """Returns the ranks of the groups that programs use: all (twice), all but the first, all but the last, every second
+    one, and the last one alone."""
     everyone = tuple(range(size))
     return [everyone, everyone, everyone[1:], everyone[:-1], everyone[::2], (size - 1,)]
 
@@ -85,7 +88,7 @@ def small_numbers(dtype, values):
 
 # ---- shapes ----
 def uneven(step, source, target):
-    """How many rows go from one rank to another; none at all, often enough."""
+    """Returns how many rows go from one rank to another: 0 to 4."""
     return (step.seed // 3 + source * 5 + target * 3) % 5
 
 
@@ -95,7 +98,7 @@ def shapes_of_list(step):
 
 
 def brings(step, size, rank):
-    """Shapes of what a rank of the group brings."""
+    """Returns the shapes of a rank's input tensors."""
     times = lambda shape: (size * math.prod(shape),)
     everyone = range(size)
     row = step.shape[1:]
@@ -120,7 +123,7 @@ def brings(step, size, rank):
 
 
 def receives(step, size, rank):
-    """Shapes of what a rank of the group receives into; nothing where that is what it brings."""
+    """Returns the shapes of a rank's output tensors; [] if the operation writes to its inputs."""
     everyone = range(size)
     row = step.shape[1:]
     return {
@@ -152,8 +155,8 @@ def inputs_of(step, size, rank):
 
 
 def strides_of(shape, layout):
-    """plain and slice (which begins within a larger storage) are contiguous, transposed is dense, every_second has
-    gaps, elements of expanded may share memory."""
+    """Returns the strides of a layout, in elements. plain and slice (which begins within a larger storage) are
+    contiguous, transposed is dense, every_second has gaps, and elements of expanded may share memory."""
     ascending = layout == "transposed"
     strides, step = [], 2 if layout == "every_second" else 1
     for length in shape if ascending else reversed(shape):
@@ -164,13 +167,14 @@ def strides_of(shape, layout):
 
 
 def overlaps_itself(shape, layout):
-    """Do several elements share memory?"""
+    """Returns whether several elements share memory."""
     return layout == "expanded" and 0 not in shape and shape[:1] > (1,)
 
 
-# ---- what is refused ----
+# ---- calls that are refused ----
 def refusals(step, size):
-    """The errors of which one must be raised, on every rank, as (class, piece of its text); none if it is to work."""
+    """Returns the errors of which one must be raised on every rank, as (class, piece of its text); [] if the step must
+    work."""
     found = []
     if step.kind in REDUCING:
         found += undefined(step.dtype, step.op)
@@ -182,7 +186,7 @@ def refusals(step, size):
     return found
 
 
-# ---- what the ranks of a group must have in the end ----
+# ---- expected results ----
 def results(step, size, hosts):
     """Returns for each rank the bytes of its output tensors, or of its inputs if the operation writes there. hosts: the
     host of each rank."""
@@ -242,21 +246,22 @@ def exchanged(step, parts, size, rank):
 
 # ---- messages ----
 def messages_of(step, size):
-    """Within the group, and never to oneself."""
+    """Returns the messages between ranks of the group, without those of a rank to itself."""
     pairs = [(source % size, target % size, tag) for source, target, tag in step.messages]
     return [message for message in pairs if message[0] != message[1]]
 
 
 def from_anyone(step, message, messages):
-    """Does the receiver leave open who sends? Not in a batch. A receive that blocks does only if one message can come:
-    else it may take a later one, whose receiver waits for what the sender of this one has not yet been able to send."""
+    """Returns whether the receive accepts any sender. In a batch it does not. A blocking receive does only if a single
+    message matches it. Otherwise it might take the message of a later receive, and that receive might then wait for a
+    sender that itself is blocked."""
     alone = [other[1:] for other in messages].count(message[1:]) == 1
     return message[2] >= ANY_SOURCE and step.how != "batch" and (step.how != "sync" or alone)
 
 
 def postings(step, size, rank):
-    """The sends and receives of a rank, as (is it a send, index of the message), in the order in which it posts them:
-    any order, unless they block."""
+    """Returns the sends and receives of a rank, as (whether it is a send, index of the message), in the order in which
+    the rank posts them: a random one, or that of the step if they block."""
     mine = [(message[0] == rank, index) for index, message in enumerate(messages_of(step, size)) if rank in message[:2]]
     if step.how != "sync":
         random.Random(step.seed * 64 + rank).shuffle(mine)
@@ -310,7 +315,7 @@ def difference(name, got, expected):
 def complaints(program, size, outcomes, hosts=None):
     """Returns the faults of the results that the ranks report, as texts. outcomes: for each rank and step, None if the
     rank is not in the group, else a list of (name, bytes) or, for messages, of (sender, bytes). hosts: the host of each
-    rank; None: as TUTTI_HOSTS tells."""
+    rank; None: that of TUTTI_HOSTS."""
     found, hosts = [], hosts or hosts_of(range(size), size)
     for number, step in enumerate(program):
         members = groups_of(size)[step.group]
@@ -321,7 +326,8 @@ def complaints(program, size, outcomes, hosts=None):
             if step.kind == "messages":
                 wrong = complaints_about_messages(step, len(members), position, got)
             elif expected is None:
-                wrong = []                              # it was refused: the rank itself has read the error
+                # The call was refused, and the rank itself has checked the error.
+                wrong = []
             elif len(got) != len(expected[position]):
                 wrong = [f"{len(got)} results, not {len(expected[position])}"]
             else:

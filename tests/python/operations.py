@@ -1,8 +1,8 @@
-"""Carries out a program (see model.py) on the ranks of a world and reports what each of them has in the end.
+"""Carries out a program (see model.py) on several ranks and reports the tensors that each rank has at the end.
 
-All ranks go through the same steps in the same order, so whatever blocks is answered. Operations that are waited for
-later are waited for in another order on every rank. Every buffer lies between guards, so that a byte written or read
-beside it is seen. A failure ends with a line that runs the same program again:
+All ranks take the same steps in the same order, so that each blocking call meets its partners. Each rank waits for its
+asynchronous operations in another order. Every buffer lies between guard bytes, so that a byte written or read beside
+it is found. A failure ends with a line that runs the same program again:
 
     python tests/python/operations.py 3 "[Step('all_reduce', dtype='int8'), ...]"
 """
@@ -28,7 +28,7 @@ FILL = 0xA5
 
 
 class Operand:
-    """A tensor of some layout within a storage of its own."""
+    """A tensor of some layout in a storage of its own, between guard bytes."""
 
     def __init__(self, dtype, shape, layout, content=None):
         size = itemsize(dtype)
@@ -44,7 +44,7 @@ class Operand:
         self.tensor = self.tensor.as_strided(shape, strides)
 
     def elements(self, storage):
-        """The bytes of the tensor's elements in the order of their indices, as a view."""
+        """Returns a view of the bytes of the tensor's elements, in the order of their indices."""
         return numpy.lib.stride_tricks.as_strided(storage[self.first:], self.shape, self.strides)
 
     def now(self):
@@ -57,7 +57,7 @@ class Operand:
 
 
 class Call:
-    """One step on one rank: its operands, and what to wait for."""
+    """One step on one rank: its operands, and the Works to wait for."""
 
     def __init__(self, step, group, rank, size):
         self.step, self.group, self.rank, self.size = step, group, rank, size
@@ -72,7 +72,7 @@ class Call:
         self.senders = []
 
     def share_memory(self):
-        """One buffer: the larger operand, which holds the result, and in it the smaller as this rank's part."""
+        """Puts the smaller operand into the larger one, as this rank's part of it. The larger one holds the result."""
         whole, part = (self.received + self.brought if self.step.kind == "all_gather_in_place"
                        else self.brought + self.received)
         count = part.tensor.numel()
@@ -83,11 +83,12 @@ class Call:
         self.brought, self.received = [], [whole]
 
     def report(self):
-        """The results as (name, bytes), after a look at what must not have changed."""
+        """Checks that guards and inputs are unchanged. Returns the results as (name, bytes), or as (sender, bytes) for
+        messages."""
         in_place = self.step.kind in model.IN_PLACE
-        for role, operands in (("what it brings", self.brought), ("what it receives into", self.received)):
+        for role, operands in (("input", self.brought), ("output", self.received)):
             for i, operand in enumerate(operands):
-                assert operand.guarded(), f"{self.step}: bytes beside {role}, number {i}, were written"
+                assert operand.guarded(), f"{self.step}: bytes beside {role} {i} were written"
                 if operands is self.brought and not in_place:
                     assert operand.now() == operand.content.tobytes(), f"{self.step}: input {i} was written"
         if self.senders:
@@ -139,7 +140,8 @@ def launch(call):
 
 
 def managed(group, later, calls):
-    """Several calls of one kind, collected by torch's coalescing manager; it forgets its list when a call raises."""
+    """Makes several calls of one kind under torch's coalescing manager. Removes the manager's list of calls even if one
+    raises."""
     try:
         with _coalescing_manager(group, async_ops=later) as manager:
             for one in calls:
@@ -150,7 +152,7 @@ def managed(group, later, calls):
 
 
 def mixed(group, later, calls):
-    """Calls of several kinds under one Work."""
+    """Makes calls of several kinds, coalesced into one Work."""
     group._start_coalescing(CPU)
     try:
         for one in calls:
@@ -164,7 +166,7 @@ def mixed(group, later, calls):
 
 
 def exchange(call, number):
-    """The messages of a step, posted in this rank's order."""
+    """Posts the messages of a step in this rank's order."""
     step, group = call.step, call.group
     messages = model.messages_of(step, call.size)
     operations = []
@@ -228,8 +230,9 @@ def wait_for(work, how):
 
 
 def start(step, number, group, rank, size):
-    """Does the step, or starts it; a Call to report, or None if there is nothing to see."""
-    if step.kind == "wrong":                            # on some ranks, while the others go on
+    """Does the step, or starts it. Returns the Call, or None if this rank has no results to report."""
+    # Bits of the seed choose the ranks that make the mistake; the other ranks go on.
+    if step.kind == "wrong":
         return make_mistake(step.what, group, rank, size) if size > 1 and step.seed >> rank & 1 else None
     call = Call(step, group, rank, size)
     refusals = model.refusals(step, size)
@@ -245,8 +248,8 @@ def start(step, number, group, rank, size):
 
 
 def carry_out(world, program):
-    """Runs the program on this rank. Returns its results of each step, as model.complaints takes them. An error that is
-    not in the model ends all groups at once, so that no other rank waits for this one."""
+    """Runs the program on this rank. Returns its results of each step, as model.complaints takes them. An error that
+    the model does not expect ends all groups at once, so that no other rank waits for this one."""
     groups = groups_here(world)
     calls, pending = [], []
     order = random.Random(sum(step.seed for step in program) * 64 + world.rank)
@@ -265,7 +268,8 @@ def carry_out(world, program):
             wait_for(work, how)
         for ranks, group in zip(model.groups_of(world.size), groups):
             if world.rank in ranks:
-                dist.barrier(group)                     # whatever was dropped is over now
+                # After the barrier, operations whose Work was dropped have also ended.
+                dist.barrier(group)
         return [call.report() if call else None for call in calls]
     except BaseException:
         for ranks, group in zip(model.groups_of(world.size), groups):
@@ -290,7 +294,7 @@ def main():
     size, program = int(sys.argv[1]), eval(sys.argv[2], {"Step": Step})
     with tempfile.TemporaryDirectory() as folder, contextlib.closing(Ranks(size, folder)) as ranks:
         wrong = verdict(ranks, program)
-    print("\n".join(wrong) or "all as it must be")
+    print("\n".join(wrong) or "no faults")
     sys.exit(bool(wrong))
 
 

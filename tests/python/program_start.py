@@ -2,7 +2,8 @@
 new interpreter would spend seconds of a processor on `import torch` alone.
 
 Such a process differs from a new interpreter in two ways. Torch has read its variables before those of the program are
-set, and the process ends without finalizing Python. Tests of either use new interpreters.
+set, and the process ends without finalizing Python. Tests that depend on either difference use new
+interpreters.
 """
 import itertools
 import os
@@ -29,7 +30,7 @@ class Ended:
 
 
 def run_as_main(words, folder, environment, outputs, prepare):
-    """Does in this process what `python WORDS…` does. It calls prepare first, if there is one."""
+    """Does in this process what `python WORDS…` does. Calls `prepare` first, if it is given."""
     import torch
     os.chdir(folder)
     for number, path in enumerate(outputs, 1):
@@ -54,7 +55,7 @@ def run_as_main(words, folder, environment, outputs, prepare):
 
 
 def run_together(jobs, folder, prepare=None):
-    """Runs all jobs, each (words, environment), at the same time. After LIMIT_S those that still run are ended."""
+    """Runs all jobs, each (words, environment), at the same time. Ends those that still run after LIMIT_S."""
     with tempfile.TemporaryDirectory() as kept:
         paths = [[os.path.join(kept, f"{name}{number}") for name in ("out", "error")] for number in range(len(jobs))]
         processes = [context.Process(target=run_as_main, args=([*map(str, words)], str(folder), environment, outputs,
@@ -75,7 +76,7 @@ def run_together(jobs, folder, prepare=None):
 
 
 def end_processes(processes):
-    """Ends them by SIGTERM, on which torchrun ends its ranks, and after some seconds by SIGKILL."""
+    """Ends the processes by SIGTERM, on which torchrun also ends its ranks, and after ten more seconds by SIGKILL."""
     for process in processes:
         process.terminate()
     for process in processes:
@@ -85,14 +86,15 @@ def end_processes(processes):
 
 
 def environment_of(variables):
-    """This process's own, without a rank, and these; None removes a variable."""
+    """Returns the environment of this process without variables of a rank, changed by `variables`; the value None
+    removes a variable."""
     found = {name: value for name, value in os.environ.items() if name not in RANK_VARIABLES}
     found = {**found, "CUDA_VISIBLE_DEVICES": "", **variables}
     return {name: value for name, value in found.items() if value is not None}
 
 
 def run_python(*words, folder=".", **variables):
-    """Runs `python WORDS…` to its end; variables are those of its environment."""
+    """Runs `python WORDS…` to its end, in this environment changed by `variables`."""
     return run_together([(words, environment_of(variables))], folder)
 
 
@@ -104,7 +106,7 @@ def run_interpreter(*words, folder=".", **variables):
 
 
 def run_ranks(count, *words, folder=".", prepare=None, **variables):
-    """Runs `python WORDS…` to its end as count ranks. As torchrun does, this process has their store."""
+    """Runs `python WORDS…` to its end as `count` ranks. This process has their store, as torchrun would."""
     import torch.distributed as dist
     store = dist.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
     environment = environment_of({
@@ -116,7 +118,7 @@ def run_ranks(count, *words, folder=".", prepare=None, **variables):
 
 
 def run_torchrun(count, *words, folder=".", **variables):
-    """Runs torchrun to its end, which starts the count ranks as new interpreters; only torchrun itself is forked."""
+    """Runs torchrun to its end. It starts `count` ranks as new interpreters; only torchrun itself is forked."""
     return run_python("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", count, *words, folder=folder,
                  **{"OMP_NUM_THREADS": "1", **variables})
 

@@ -1,5 +1,5 @@
-"""Draws random programs (see model.py), and runs rounds of them. A failing program is made small by hypothesis and
-printed with a line that runs it again."""
+"""Draws random programs (see model.py), and runs rounds of them. hypothesis shrinks a failing program and prints
+it with a line that runs it again."""
 from hypothesis import HealthCheck, Phase, given, note, seed, settings
 from hypothesis import strategies as draw
 
@@ -20,21 +20,23 @@ DEFINED = [pair for pair in PAIRS if not undefined(*pair)]
 UNDEFINED = [pair for pair in PAIRS if undefined(*pair)]
 
 SMALL = draw.lists(draw.integers(0, 4), max_size=5).map(tuple)
-LARGE = draw.sampled_from([(1027,), (4099, 3), (65539,)])        # more than a tile, and more than all slots
+# Larger than a tile, and larger than all slots together.
+LARGE = draw.sampled_from([(1027,), (4099, 3), (65539,)])
 SHAPES = draw.one_of(*[SMALL] * 7, LARGE)
 SEEDS = draw.integers(0, 2 ** 20)
 GROUPS = draw.integers(0, len(model.groups_of(2)) - 1)
-RANKS = draw.integers(0, 11)                            # modulo the size of the group
+# Ranks and roots of steps, which are taken modulo the size of the group.
+RANKS = draw.integers(0, 11)
 
 
 # ---- the order of sums ----
 def settled(dtype, op):
-    """Is the result the same in whatever order the ranks are taken? Integers wrap, and what is largest stays so."""
+    """Returns whether the result is the same in every order of the ranks: integers wrap, and MIN and MAX select."""
     return (dtype not in FLOATS and dtype not in COMPLEX) or op in ("MIN", "MAX")
 
 
 def settled_if_small(dtype, op):
-    """Is it so for the numbers 1 to 3 of a dozen ranks, because nothing is rounded on the way?"""
+    """Returns whether the result is so for the numbers 1 to 3 of a dozen ranks, because no partial sum is rounded."""
     return op in ("SUM", "AVG") and (dtype in COMPLEX or (dtype in FLOATS and not dtype.startswith("float8")))
 
 
@@ -72,16 +74,17 @@ WRONG = draw.builds(Step, draw.just("wrong"), GROUPS, seed=SEEDS, what=draw.samp
 
 @draw.composite
 def programs(choose, ordered=True):
-    """Not ordered: for ranks of more than two hosts, between which the order of sums depends on the algorithm."""
+    """Draws a program. ordered=False: only with reductions whose result is the same in every order of the ranks.
+    Between more than two hosts, this order depends on the algorithm."""
     reductions = [REDUCTIONS] * 4 if ordered else [IN_ANY_ORDER, SMALL_IN_ANY_ORDER] * 2
     steps = draw.sampled_from(reductions + [MOVES] * 4 + [messages()] * 2 + [WRONG, BARRIERS])
     return [choose(choose(steps)) for _ in range(choose(draw.integers(1, LONGEST)))]
 
 
-# ---- rounds of them ----
+# ---- rounds of programs ----
 def check(ranks_of_now, again, hung, program):
     """Asserts that a program gives the results of the model. again: the beginning of a line that runs it again. hung:
-    {program: text} of programs that did not end. These are not made small, because each try would take minutes."""
+    {program: text} of programs that did not end. These are not shrunk, because each try would take minutes."""
     wrong = hung.get(repr(program))
     if hung and not wrong:
         return
@@ -95,7 +98,7 @@ def check(ranks_of_now, again, hung, program):
 
 
 def one_round(first_seed, some_programs, check_one, examples=100):
-    """Runs that many random programs, or all different ones if there are fewer. Returns them."""
+    """Runs `examples` random programs, or all different ones if there are fewer. Returns them."""
     done = []
     @seed(first_seed)
     @settings(max_examples=examples, deadline=None, database=None, suppress_health_check=list(HealthCheck),

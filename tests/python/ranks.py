@@ -14,15 +14,16 @@ import traceback
 from dataclasses import dataclass, field
 from datetime import timedelta
 
-LIMIT_S = 60                                              # then a rank hangs
+# A rank that has not answered by then counts as hanging.
+LIMIT_S = 60
 context = multiprocessing.get_context("forkserver")
 context.set_forkserver_preload(["torch", *[f"torch.distributed.{name}" for name in (
     "checkpoint", "fsdp", "tensor.parallel", "pipelining")], "torch_tutti", "pytest", "ranks"])
 
 
 def hosts_of_job(size, hosts=None):
-    """The host of each rank of a job of so many, when TUTTI_HOSTS of the tests is laid out for it: a number of blocks,
-    no more than there are ranks, or a list, from its beginning and again."""
+    """Returns the host of each rank of a job of `size` ranks. hosts: the value of TUTTI_HOSTS; None: that of the tests.
+    A number N stands for min(N, size) blocks of consecutive ranks. A list of hosts is repeated for further ranks."""
     hosts = os.environ.get("TUTTI_HOSTS", "") if hosts is None else hosts
     if "," in hosts:
         named = [int(host) for host in hosts.split(",")]
@@ -33,13 +34,14 @@ def hosts_of_job(size, hosts=None):
 
 
 def setting_of(hosts):
-    """TUTTI_HOSTS for these hosts; a job on one host pretends nothing."""
+    """Returns the value of TUTTI_HOSTS that puts the ranks on these hosts; empty if they are on one host."""
     return ",".join(map(str, hosts)) if len(set(hosts)) > 1 else ""
 
 
 @dataclass
 class World:
-    """The state of one rank. The default group is tutti's; `gloo` is a second group of the same ranks, if asked for."""
+    """The state of one rank. The default group is tutti's; `gloo` is a second group of the same ranks, if a
+    test wants it. `hosts` is the number of their hosts. `kept` holds objects that tests keep between calls."""
     rank: int
     size: int
     store: object = None
@@ -77,8 +79,8 @@ def join(rank, size, path, options):
 
 
 def attempt(function, *arguments):
-    """Calls the function and returns its Outcome. A function has ten minutes. A rank that waits for its next function
-    ends when its pipe does, so ranks that many tests share may live as long as the tests."""
+    """Calls the function and returns its Outcome. A function that takes longer than ten minutes ends the rank. Waiting
+    for the next function has no such limit, so shared ranks may live as long as the tests."""
     signal.alarm(600)
     try:
         return Outcome(value=function(*arguments))
@@ -92,7 +94,7 @@ class Ranks:
     """`size` processes that have joined one tutti group.
 
     options: join=False (the function makes its own groups), gloo=True (a second group), timeout_s (of the tutti
-    group), environment. They are on the hosts that hosts_of_job tells.
+    group), environment. The ranks are on the hosts that hosts_of_job returns.
     """
 
     def __init__(self, size, folder, **options):
@@ -115,7 +117,7 @@ class Ranks:
             raise AssertionError("joining failed\n" + "\n".join(broken))
 
     def collect(self, limit_s):
-        """One outcome of every rank."""
+        """Returns one Outcome of each rank, in their order. Kills the ranks if one does not answer within the limit."""
         until = time.monotonic() + limit_s
         outcomes = []
         for rank, pipe in enumerate(self.pipes):
@@ -136,14 +138,14 @@ class Ranks:
         return self.collect(limit_s)
 
     def run(self, function, *arguments, limit_s=LIMIT_S):
-        """Runs it on every rank, where it must succeed; the values."""
+        """Runs the function on every rank, where it must succeed. Returns the value of each."""
         outcomes = self.outcomes(function, *arguments, limit_s=limit_s)
         failed = [f"---- rank {r} ----\n{o.trace or f'died with {o.died}'}" for r, o in enumerate(outcomes) if o.failed]
         assert not failed, "\n".join(failed)
         return [outcome.value for outcome in outcomes]
 
     def kill(self):
-        """Makes the ranks say where they hang, and ends them."""
+        """Makes the ranks write their stacks to standard error (see `live`), and ends them."""
         for process in self.processes:
             if process.is_alive():
                 os.kill(process.pid, signal.SIGUSR1)
@@ -173,8 +175,8 @@ class Ranks:
 
 @contextlib.contextmanager
 def kept_ranks(start, prepare=lambda ranks: None):
-    """of_size(size): the ranks that start(size) made, and prepare(ranks) made ready, when they were first asked for, or
-    anew if a test has broken them."""
+    """A context whose value is a function: of_size(size) returns Ranks. It calls start(size) and prepare(ranks) the
+    first time, and again if a test has broken the ranks. The ranks are closed at the end of the context."""
     started = {}
 
     def of_size(size):
@@ -193,7 +195,8 @@ def kept_ranks(start, prepare=lambda ranks: None):
 
 @contextlib.contextmanager
 def by_name(world):
-    """Around the use of an algorithm that is asked for by name: between hosts those of one host are refused."""
+    """A context in which a test chooses an algorithm by name. On several hosts it allows the error that the algorithm
+    needs all ranks on one host."""
     try:
         yield
     except ValueError as error:
@@ -202,16 +205,18 @@ def by_name(world):
 
 
 def threads_called(name):
-    """How many threads of this process have that name."""
+    """Returns how many threads of this process have that name."""
     names = []
     for task in os.listdir("/proc/self/task"):
-        with contextlib.suppress(OSError), open(f"/proc/self/task/{task}/comm") as file:     # it may end meanwhile
+        # A thread may end before its name is read.
+        with contextlib.suppress(OSError), open(f"/proc/self/task/{task}/comm") as file:
             names.append(file.read().strip())
     return names.count(name)
 
 
 def live(rank, size, path, options, pipe):
-    """The life of a rank: join, then run what comes through the pipe until None does."""
+    """The main function of a rank: joins, then runs each function that the test sends through the pipe, until it sends
+    None."""
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
     os.environ.update(options.get("environment", {}), TUTTI_HOSTS=setting_of(options["hosts"]))
     faulthandler.register(signal.SIGUSR1)
@@ -222,7 +227,8 @@ def live(rank, size, path, options, pipe):
         while not joined.failed and (task := pipe.recv()) is not None:
             function, arguments = task
             pipe.send(attempt(function, world, *arguments))
-    except (EOFError, BrokenPipeError):                 # the test has given up
+    except (EOFError, BrokenPipeError):
+        # The test's process has closed the pipe.
         return
     leave()
 

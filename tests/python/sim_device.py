@@ -1,7 +1,7 @@
 """Loads the emulated accelerator of tests/device/sim.cpp, as the device "sim" of torch.
 
-It is built in a process of its own (`python sim_device.py`), because a process that loads it has it as its
-accelerator from then on. Ranks call `load`.
+Another process builds it (`python sim_device.py`), because building also loads it, and a process that has loaded it
+keeps it as its accelerator. Ranks call `load`.
 """
 import functools
 import importlib.util
@@ -18,27 +18,27 @@ LIMIT_S = 900
 
 
 def missing():
-    """Why it cannot be built here, or an empty text."""
+    """Returns why the device cannot be built here, or an empty text."""
     missing = [tool for tool in ("c++", "ninja") if not shutil.which(tool)]
     return f"the emulated device cannot be built: {' and '.join(missing)} not found" if missing else ""
 
 
 @functools.cache
 def begin_building():
-    """Half a minute of a compiler, beside which other tests can run."""
+    """Starts the compiler, which needs half a minute. Other tests can run meanwhile. Returns its process."""
     return subprocess.Popen(["nice", sys.executable, __file__], stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
                             text=True)
 
 
 def build():
-    """Builds it if that is to be done, and raises what the compiler says if it cannot be."""
+    """Waits for the build. Raises AssertionError with the output of the compiler if it fails."""
     building = begin_building()
-    said, _ = building.communicate(timeout=LIMIT_S)
-    assert building.returncode == 0, said
+    output, _ = building.communicate(timeout=LIMIT_S)
+    assert building.returncode == 0, output
 
 
 def load():
-    """Makes "sim" a device of this process; its module."""
+    """Makes "sim" a device of this process. Returns the module of the device."""
     import torch
     if hasattr(torch, "sim"):
         return torch.sim
@@ -47,7 +47,8 @@ def load():
     device = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(device)
     torch.utils.rename_privateuse1_backend("sim")
-    module = types.ModuleType("torch.sim")                 # what torch asks of the module of a device
+    # torch uses these names of a device's module.
+    module = types.ModuleType("torch.sim")
     module.is_available = module.is_initialized = lambda: True
     module.device_count = lambda: 2
     module.current_device, module.set_device = device.current_device, device.set_device

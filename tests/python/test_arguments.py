@@ -54,7 +54,7 @@ def check_tensors(world):
     dist.barrier()
 
 
-def test_tensors(shared):
+def test_unusable_tensors_are_refused(shared):
     shared(2).run(check_tensors)
 
 
@@ -71,11 +71,12 @@ def check_reductions(world):
             lambda: backend().allreduce([torch.ones(3, dtype=torch.complex64)], opts))
     other = torch.empty(3, dtype=torch.float8_e8m0fnu)
     refused(NotImplementedError, ["float8_e8m0fnu", "moved, but not reduced"], lambda: dist.all_reduce(other))
-    dist.broadcast(other, 0)                               # but it can be moved
+    # Tensors of this type can be moved.
+    dist.broadcast(other, 0)
     dist.barrier()
 
 
-def test_reductions_that_are_not_defined(shared):
+def test_undefined_reductions_are_refused(shared):
     shared(2).run(check_reductions)
 
 
@@ -99,7 +100,7 @@ def check_counts(world):
     dist.barrier()
 
 
-def test_counts_that_do_not_add_up(shared):
+def test_wrong_counts_are_refused(shared):
     shared(2).run(check_counts)
 
 
@@ -113,14 +114,15 @@ def check_types(world):
     dist.barrier()
 
 
-def test_types_that_differ(shared):
+def test_differing_types_are_refused(shared):
     shared(2).run(check_types)
 
 
 def check_ranks_and_tags(world):
     b, one = backend(), torch.ones(4)
     options = dist.BroadcastOptions()
-    for root in (7, -1, 1 << 32, (1 << 32) + 1):         # the core's roots have 32 bits
+    # The core's roots have 32 bits, in which the last two would be 0 and 1.
+    for root in (7, -1, 1 << 32, (1 << 32) + 1):
         options.rootRank = root
         refused(ValueError, [f"root {root} ", "0 to 1"], lambda: b.broadcast([one], options))
         refused(ValueError, [f"root {root} "], lambda: dist.reduce(one, root))
@@ -133,13 +135,13 @@ def check_ranks_and_tags(world):
     dist.barrier()
 
 
-def test_ranks_and_tags(shared):
+def test_invalid_ranks_and_tags_are_refused(shared):
     shared(2).run(check_ranks_and_tags)
 
 
 def check_overlap(world):
-    """Tensors in one piece of memory must be exactly in place. Any other overlap is refused, and then no operation of a
-    coalesced call starts."""
+    """Checks that an input and an output may overlap only as an operation in place has them. Any other overlap is
+    refused, and then no operation of a coalesced call starts."""
     me, p, n = world.rank, world.size, 1000
     memory = torch.arange(p * n + 1.0)
     whole, mine, beside = memory[:p * n], memory[me * n:][:n], memory[me * n + 1:][:n]
@@ -159,7 +161,7 @@ def check_overlap(world):
     assert torch.equal(whole, p * torch.arange(p * n))
 
 
-def test_overlap_that_is_not_in_place(shared):
+def test_overlap_out_of_place_is_refused(shared):
     shared(2).run(check_overlap)
 
 
@@ -167,7 +169,7 @@ def overlapping_lists(world):
     me, p, n = world.rank, world.size, 1000
 
     def parts():
-        """A list that follows one another in memory, and a tensor that lies across two of them."""
+        """Returns tensors that follow one another in memory, a tensor that overlaps two of them, and the memory."""
         memory = torch.arange(p * n + 0.0)
         return list(memory.split(n)), memory[n // 2:][:n], memory
 
@@ -204,7 +206,7 @@ def check_algorithms(world):
     dist.barrier()
 
 
-def test_algorithms_that_do_not_exist(shared):
+def test_unknown_algorithms_and_options_are_refused(shared):
     shared(2).run(check_algorithms)
 
 
@@ -214,5 +216,5 @@ def check_missing_list(world):
     dist.barrier()
 
 
-def test_missing_list(shared):
+def test_empty_list_is_refused(shared):
     shared(2).run(check_missing_list)

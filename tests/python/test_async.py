@@ -19,7 +19,7 @@ from ranks import threads_called
 def until(condition, limit_s=20):
     end = time.monotonic() + limit_s
     while not condition():
-        assert time.monotonic() < end, "waited in vain"
+        assert time.monotonic() < end, f"the condition did not hold within {limit_s} s"
         time.sleep(0.001)
 
 
@@ -33,13 +33,15 @@ def check_work(world):
     assert work.wait() is True and work.is_completed() and work.is_success() and work.exception() is None
     assert torch.equal(x, torch.full((1000,), total(world)))
     assert work.result()[0].data_ptr() == x.data_ptr()
-    assert work.wait() is True                            # again does no harm
+    # A second wait does no harm.
+    assert work.wait() is True
     first, second = dist.all_reduce(x, async_op=True), dist.barrier(async_op=True)
     second.wait()
-    assert first.is_completed()                           # one after the other, in the order of the calls
+    # Operations of a group complete in the order of the calls.
+    assert first.is_completed()
 
 
-def test_work(shared):
+def test_work_completes_and_reports_success(shared):
     shared(2).run(check_work)
 
 
@@ -53,12 +55,12 @@ def check_many_in_flight(world):
 
 
 @pytest.mark.parametrize("size", [2, 4])
-def test_many_in_flight(shared, size):
+def test_many_operations_in_flight_complete(shared, size):
     shared(size).run(check_many_in_flight)
 
 
 def check_dropped(world):
-    """Nobody holds Work or tensors: the operation still runs with them."""
+    """Checks that operations run although the program holds neither their Works nor their tensors."""
     seen = torch.zeros(100)
     for _ in range(50):
         dist.all_reduce(torch.ones(10_000), async_op=True)
@@ -71,19 +73,20 @@ def check_dropped(world):
     assert mine[0] == world.size
 
 
-def test_dropped_work_completes(shared):
+def test_dropped_operations_complete(shared):
     shared(3).run(check_dropped)
 
 
 def check_polling(world):
     outputs = [torch.zeros(999) for _ in range(world.size)]
     work = dist.all_gather(outputs, torch.full((999,), float(world.rank)), async_op=True)
-    until(work.is_completed)                              # is_completed means that the list is filled, too
+    # is_completed also means that the list of outputs is filled.
+    until(work.is_completed)
     for r, out in enumerate(outputs):
         assert torch.equal(out, torch.full((999,), float(r)))
 
 
-def test_polling_needs_no_wait(shared):
+def test_polled_work_completes_without_a_wait(shared):
     shared(3).run(check_polling)
 
 
@@ -103,12 +106,12 @@ def check_futures(world):
     quick.wait()
 
 
-def test_futures(shared):
+def test_futures_get_results(shared):
     shared(2).run(check_futures)
 
 
 def check_callbacks_that_communicate(world):
-    """A callback that runs a collective, and one that waits for another future: PowerSGD's hook does the latter."""
+    """Checks a callback that runs a collective, and one that waits for another future, as PowerSGD's hook does."""
     def again(future):
         y = future.value()[0].clone()
         dist.all_reduce(y)
@@ -120,7 +123,8 @@ def check_callbacks_that_communicate(world):
 
     for callback in (again, and_wait):
         futures = []
-        for _ in range(5):                                # one at a time: several need not run in the same order
+        # One at a time, because callbacks of several futures may run in another order on each rank.
+        for _ in range(5):
             futures.append(dist.all_reduce(torch.ones(4), async_op=True).get_future().then(callback))
             assert futures[-1].wait()[0].item() == world.size ** 2
 
@@ -130,7 +134,7 @@ def test_callbacks_that_communicate(shared):
 
 
 def check_a_crowd_of_callbacks(world):
-    """Callbacks of 70 futures wait for one other future. All of them get its value, and the extra threads that served
+    """Checks callbacks of 70 futures that wait for one other future: all get its value, and the extra threads that ran
     them end."""
     backend, me = dist.group.WORLD._get_backend(torch.device("cpu")), world.rank
     def receive(tag):
@@ -151,19 +155,21 @@ def check_a_crowd_of_callbacks(world):
     until(lambda: threads_called("tutti-futures") == 1)
 
 
-def test_any_number_of_blocked_callbacks(fresh):
+def test_many_callbacks_may_block(fresh):
     fresh(1).run(check_a_crowd_of_callbacks)
 
 
 def no_more_threads():
     """Forbids new threads in this process, as a limit of the system on its user's threads does."""
-    if os.geteuid() == 0:                                 # root is above that limit
+    # The limit does not apply to root.
+    if os.geteuid() == 0:
         os.setresuid(65534, 65534, 65534)
     resource.setrlimit(resource.RLIMIT_NPROC, (0, 0))
 
 
 def check_callbacks_without_threads(world):
-    """Callbacks that wait for a future that is made then, and for one that was made before."""
+    """Checks callbacks that wait for another future, when no further thread can start. The callback makes this future
+    (then), or it was made before."""
     backend, me = dist.group.WORLD._get_backend(torch.device("cpu")), world.rank
     until(lambda: threads_called("tutti-futures") == 1)
     no_more_threads()
@@ -180,17 +186,18 @@ def check_callbacks_without_threads(world):
         backend.send([torch.ones(1)], me, 0)
         until(entered.is_set)
         backend.send([torch.ones(1)], me, 1)
-        until(lambda: dist.barrier() or outer.done())     # calls of the program serve what no thread can
+        # Without a further thread, calls of the program complete the futures.
+        until(lambda: dist.barrier() or outer.done())
         assert outer.value() == 1
 
 
-def test_callbacks_where_no_thread_can_be_had(fresh):
+def test_callbacks_complete_without_further_threads(fresh):
     fresh(1).run(check_callbacks_without_threads)
 
 
 def check_a_future_while_the_thread_is_busy(world):
-    """The only thread for callbacks is in one. Asking for another future does not wait for its operation, whose send
-    comes afterwards."""
+    """Checks that get_future returns before its operation has completed, even while the only thread for callbacks runs
+    one. The send that the operation needs comes afterwards."""
     backend, me = dist.group.WORLD._get_backend(torch.device("cpu")), world.rank
     receive = lambda tag: backend.recv([torch.empty(1)], me, tag).get_future()
     entered, released = threading.Event(), threading.Event()
@@ -205,16 +212,18 @@ def check_a_future_while_the_thread_is_busy(world):
     assert future.wait()[0].item() == 1
 
 
-def test_a_future_while_the_only_thread_is_busy(fresh):
+def test_get_future_returns_while_the_only_thread_is_busy(fresh):
     fresh(1).run(check_a_future_while_the_thread_is_busy)
 
 
 def join_without_threads(world):
-    """The core's threads are there: another communicator of this process has made them."""
+    """Makes a group when no further thread can start. Another communicator of this process has started the core's
+    threads before."""
     import torch_tutti
     from torch_tutti.exceptions import SystemError
     library = ctypes.CDLL(str(Path(torch_tutti.__file__).with_name("libtutti.so")))
-    config, comm = (ctypes.c_int * 4)(16, 0, 0, 1), ctypes.c_void_p()    # 16 bytes of it; rank 0 of 1
+    # The first 16 bytes of a tutti_config: struct_size (8 bytes), rank 0 of 1.
+    config, comm = (ctypes.c_int * 4)(16, 0, 0, 1), ctypes.c_void_p()
     assert library.tutti_comm_init(ctypes.byref(comm), ctypes.byref(config)) == 0
     no_more_threads()
     with pytest.raises(SystemError, match="rank 0 of group all: cannot start the thread that completes futures: "
@@ -223,12 +232,12 @@ def join_without_threads(world):
 
 
 @pytest.mark.one_host("a job of one rank")
-def test_group_without_a_thread_for_futures(fresh):
+def test_group_whose_thread_cannot_start_is_an_error(fresh):
     fresh(1, join=False).run(join_without_threads)
 
 
 def check_many_blocked_callbacks(world):
-    """Several callbacks block at once on futures of other groups; none keeps the others from completing."""
+    """Checks that callbacks of several groups may wait for further operations of their groups at the same time."""
     groups = world.kept.setdefault("of callbacks", [dist.new_group() for _ in range(4)])
     def and_wait(group):
         return lambda f: dist.all_reduce(f.value()[0].clone(), async_op=True, group=group).get_future().wait()[0]
@@ -236,7 +245,7 @@ def check_many_blocked_callbacks(world):
     assert [f.wait()[0].item() for f in futures] == [float(world.size ** 2)] * len(groups)
 
 
-def test_blocked_callbacks(shared):
+def test_callbacks_of_several_groups_may_block(shared):
     shared(2).run(check_many_blocked_callbacks)
 
 
@@ -264,24 +273,27 @@ def check_coalescing(world):
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("size", [2, 3])
-def test_coalescing(shared, size):
+def test_coalesced_calls_give_results(shared, size):
     shared(size).run(check_coalescing)
 
 
 def check_coalesced_work(world):
-    """The Work of the end covers everything since the start, and the group works on after an exception in between."""
+    """Checks that the Work of the end covers all calls since the start, and that the group still works after a block
+    that was never ended, as an exception leaves it."""
     group = dist.group.WORLD
     device = torch.device("cpu")
     group._start_coalescing(device)
     tensors = [torch.full((n,), world.rank + 1.0) for n in (7, 70_000)]
     works = [group.allreduce([t]) for t in tensors]
     for work in works:
-        work.wait()                                       # what has been started can be waited for before the end
+        # A coalesced call can be waited for before the end.
+        work.wait()
     group.allreduce([tensors[0]])
     work = group._end_coalescing(device)
     work.wait()
     assert work.is_completed() and torch.equal(tensors[0], torch.full((7,), total(world) * world.size))
-    group._start_coalescing(device)                       # never ended
+    # This block is never ended.
+    group._start_coalescing(device)
     x = torch.ones(3)
     dist.all_reduce(x)
     group._start_coalescing(device)
@@ -290,12 +302,12 @@ def check_coalesced_work(world):
     assert x[0] == world.size ** 2
 
 
-def test_coalesced_work(shared):
+def test_coalesced_work_covers_all_calls(shared):
     shared(2).run(check_coalesced_work)
 
 
 def refuse_at_the_end(world):
-    """Coalesced operations are launched when their block ends. If one is refused then, the block is over, too."""
+    """Checks that a block is over if its end refuses an operation: the end is where torch launches coalesced calls."""
     group, device = dist.group.WORLD, torch.device("cpu")
 
     def kinds_that_differ():
@@ -323,12 +335,12 @@ def refuse_at_the_end(world):
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_coalescing_that_is_refused_at_the_end_is_over(fresh):
+def test_block_is_over_if_its_end_refuses(fresh):
     fresh(2).run(refuse_at_the_end)
 
 
 def die_while_it_coalesces(world):
-    """The next group may lie where the last one was."""
+    """Destroys groups within a block. The next group, which may have the same address, must not be in a block."""
     device = torch.device("cpu")
     for _ in range(10):
         group = dist.new_group()
@@ -343,12 +355,12 @@ def die_while_it_coalesces(world):
         del following
 
 
-def test_a_group_does_not_inherit_what_another_coalesced(fresh):
+def test_new_group_does_not_inherit_a_block(fresh):
     fresh(2).run(die_while_it_coalesces)
 
 
 def end_the_first_first(world):
-    """Two tasks of one thread coalesce on groups of their own, and end in the order in which they began."""
+    """Checks that one thread may begin blocks of three groups and end the first one first."""
     groups = [dist.new_group() for _ in range(3)]
     device = torch.device("cpu")
     for group in groups:
@@ -363,7 +375,7 @@ def end_the_first_first(world):
         assert x[0] == world.size
 
 
-def test_coalescing_ended_in_any_order(fresh):
+def test_blocks_of_several_groups_end_in_any_order(fresh):
     fresh(2).run(end_the_first_first)
 
 
@@ -375,7 +387,8 @@ def check_messages(world):
     for work in dist.batch_isend_irecv([dist.P2POp(dist.irecv, y, left), dist.P2POp(dist.isend, x, right)]):
         work.wait()
     assert y[0] == left
-    for count in (0, 1, 5, 200_000):                      # receives posted in another order than the sends
+    # Receives are posted in another order than the sends.
+    for count in (0, 1, 5, 200_000):
         sends = [dist.isend(torch.full((count,), me * 10.0 + tag), right, tag=tag) for tag in (1, 2, 3)]
         outs = {tag: torch.empty(count) for tag in (3, 1, 2)}
         works = [dist.irecv(out, left, tag=tag) for tag, out in outs.items()]
@@ -386,7 +399,7 @@ def check_messages(world):
 
 
 @pytest.mark.parametrize("size", [2, 3])
-def test_messages(shared, size):
+def test_messages_match_by_tag(shared, size):
     shared(size).run(check_messages)
 
 
@@ -402,7 +415,7 @@ def check_any_source(world):
     return senders
 
 
-def test_any_source(shared):
+def test_receive_from_any_rank_returns_the_sender(shared):
     assert shared(4).run(check_any_source)[0] == {1, 2, 3}
 
 
@@ -417,7 +430,7 @@ def check_blocking_messages(world):
             assert got.item() == i
 
 
-def test_blocking_messages(shared):
+def test_blocking_messages_in_turns(shared):
     shared(2).run(check_blocking_messages)
 
 
@@ -428,7 +441,8 @@ def check_messages_to_myself(world):
                          lambda: dist.batch_isend_irecv([dist.P2POp(dist.irecv, x, me)])[0].wait()],
              "send": [lambda: backend.send([big], me, 0).wait()]}
     for verb, calls in waits.items():
-        for call in calls:                                # nothing that could meet it has been started
+        # No matching send or receive has been started.
+        for call in calls:
             with pytest.raises(ValueError, match=f"rank {me} of .* waits to {verb} .*itself.*start both"):
                 call()
     for value in (1., 2.):
@@ -442,13 +456,13 @@ def check_messages_to_myself(world):
     dist.barrier()
 
 
-def test_who_waits_for_himself_is_refused(fresh):
+def test_rank_that_waits_for_itself_is_refused(fresh):
     fresh(2, timeout_s=10).run(check_messages_to_myself)
 
 
 # ---- threads ----
 def check_threads(world):
-    """Two groups, each used by a thread of its own, and a third by the main thread."""
+    """Checks three groups that three threads use at the same time, each its own."""
     groups = world.kept.setdefault("threads", [dist.new_group() for _ in range(2)])
     failures = []
 
@@ -470,7 +484,7 @@ def check_threads(world):
     assert not failures and not any(t.is_alive() for t in threads)
 
 
-def test_threads(shared):
+def test_threads_use_groups_at_the_same_time(shared):
     shared(2).run(check_threads)
 
 

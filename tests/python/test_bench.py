@@ -27,7 +27,7 @@ def options(*words):
     return cli._parser().parse_args(["bench", *words])
 
 
-# ---- what it understands ----
+# ---- options ----
 def test_defaults_are_those_of_nccl_tests():
     found = options("all_reduce")
     assert (found.iters, found.warmup_iters, found.agg_iters, found.check, found.root) == (20, 5, 1, 1, 0)
@@ -43,11 +43,11 @@ def test_every_flag_has_its_letter_and_its_name():
 
 
 @pytest.mark.parametrize("text, value", [("8", 8), ("64K", 65536), ("64k", 65536), ("1.5M", 3 << 19), ("1G", 1 << 30)])
-def test_size(text, value):
+def test_size_accepts_suffixes(text, value):
     assert size(text) == value
 
 
-def test_sizes():
+def test_sizes_grow_by_step_or_factor():
     assert sizes(8, 64, 1, 2) == [8, 16, 32, 64] and sizes(8, 63, 1, 2) == [8, 16, 32]
     assert sizes(10, 30, 10, None) == [10, 20, 30] and sizes(64 << 20, None, 1, 2) == [64 << 20]
     assert sizes(0, 20, 10, None) == [0, 10, 20]
@@ -67,7 +67,7 @@ WRONG_WORDS = {
 
 
 @pytest.mark.parametrize("words", WRONG_WORDS)
-def test_wrong_words_are_answered_with_what_is_allowed(words, capsys):
+def test_error_of_a_wrong_option_names_what_is_allowed(words, capsys):
     try:
         code = cli.main(["bench", *words.split()])
     except SystemExit as left:
@@ -77,7 +77,7 @@ def test_wrong_words_are_answered_with_what_is_allowed(words, capsys):
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device here")
 @pytest.mark.parametrize("words", ["--backend nccl", "--backend tutti,nccl", "--device cuda"])
-def test_cuda_is_refused_where_there_is_none(words, capsys):
+def test_cuda_is_refused_without_a_device(words, capsys):
     assert cli.main(["bench", "all_reduce", *words.split()]) == 1
     assert "needs a CUDA device, and torch finds none here" in capsys.readouterr().err
 
@@ -88,14 +88,14 @@ def test_a_take_over_is_not_measured_under_another_name(capsys):
     assert f"{_takeover.VARIABLE} makes groups of gloo" in capsys.readouterr().err
 
 
-def test_number_of_ranks_is_torchruns(monkeypatch, capsys):
+def test_nproc_that_contradicts_torchrun_is_refused(monkeypatch, capsys):
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "4")
     assert cli.main(["bench", "all_reduce", "--nproc", "2"]) == 1
     assert "contradicts torchrun, which has started 4 ranks" in capsys.readouterr().err
 
 
-# ---- what is measured ----
+# ---- contents and limits ----
 def test_bus_bandwidth_factors():
     """The factors of bus bandwidth are those of nccl-tests (its doc/PERFORMANCE.md)."""
     for n in (2, 3, 8):
@@ -107,7 +107,8 @@ def test_bus_bandwidth_factors():
     assert tuple(TABLE) == COLLECTIVES
 
 
-# (out of place, in place), of 4 ranks, in blocks of one rank
+# {collective: (out of place, in place)}: what each of 4 ranks reads and writes on average, in blocks of one rank. None:
+# the collective has no such placement.
 TOUCHED = {"all_reduce": (2, 2), "all_gather": (5, 4), "reduce_scatter": (5, 5), "broadcast": (1.25, 1),
            "reduce": (1.25, 1.25), "alltoall": (8, None), "gather": (2, 1.5), "scatter": (2, 1.5),
            "sendrecv": (2, None)}
@@ -164,7 +165,7 @@ def test_percentile_is_the_nearest_rank():
 
 # ---- on ranks ----
 def measured(world, *words, patch=None, backends=("tutti", "gloo")):
-    """(document, what rank 0 printed) of a run on groups that exist."""
+    """Measures on groups that exist already. Returns the document and the output of this rank; only rank 0 prints."""
     groups = {"tutti": dist.group.WORLD, "gloo": world.kept.setdefault("gloo of bench", None) or dist.new_group(
         backend="gloo")}
     world.kept["gloo of bench"] = groups["gloo"]
@@ -179,7 +180,8 @@ def measured(world, *words, patch=None, backends=("tutti", "gloo")):
 
 @contextlib.contextmanager
 def replaced(world, name, make):
-    """`dist.name` is make(original) meanwhile, except in the group through which ranks talk about the measuring."""
+    """A context in which `dist.name` is make(original), except on the group through which the ranks of `tutti bench`
+    agree."""
     original = getattr(dist, name)
     changed = make(original)
 
@@ -200,7 +202,7 @@ def everything(world):
                     str(world.size - 1))
 
 
-def test_every_collective_type_and_operation_is_right(shared):
+def test_every_collective_type_and_operation_has_right_results(shared):
     document, printed = shared(3).run(everything)[0]
     assert document["out_of_bounds"] == {"count": 0, "okay": True} and "FAILED" not in printed
     rows = document["results"]
@@ -227,7 +229,7 @@ def test_shared_tensors_are_measured(shared):
 
 
 @pytest.mark.parametrize("name", COLLECTIVES)
-def test_buffers_lie_where_they_were_asked_for(name):
+def test_buffers_are_shared_only_on_request(name):
     for in_place in (placement == "in_place" for placement in TABLE[name].placements):
         for asked in (False, True):
             shape = Shape(0, 2, 1 << 15, "float", "sum", 0, "cpu", asked)
@@ -260,18 +262,20 @@ def leave_undone(world):
 
 def test_planted_errors_are_counted(shared):
     outcomes = shared(3).run(add_one)
-    for document, _ in outcomes:                        # every rank knows
+    # All ranks have the same document.
+    for document, _ in outcomes:
         assert [row["in_place"]["nwrong"] for row in document["results"]] == [3, 3]
         assert document["out_of_bounds"] == {"count": 6, "okay": False}
     assert re.search(r"Out of bounds values +: 6 FAILED", outcomes[0][1]) and not outcomes[1][1]
     row, = shared(3).run(swap_blocks)[0][0]["results"]
     assert 100 < row["out_of_place"]["nwrong"] <= row["count"] and row["in_place"]["nwrong"] > 100
     row, = shared(3).run(leave_undone)[0][0]["results"]
-    assert row["in_place"]["nwrong"] == 2 * row["count"]        # the root has what it sends
+    # The root's buffer is right without a broadcast, so two of three ranks are wrong.
+    assert row["in_place"]["nwrong"] == 2 * row["count"]
 
 
 def record(world):
-    """(backend, contents) of every all_reduce, in order."""
+    """Returns (backend, contents) of every all_reduce, in order."""
     seen = []
 
     def make(original):
@@ -290,10 +294,13 @@ def test_backends_take_turns_and_buffers_are_dirtied(shared):
         assert [name for name, _ in checked] == ["tutti", "gloo"]
         assert [name for name, _ in warmed] == ["tutti"] * 6 + ["gloo"] * 6
         in_turns = [name for name, calls in itertools.groupby(name for name, _ in timed) for _ in [len(list(calls))]]
-        assert len(timed) == 2 * 5 * 3 * 2              # backends, turns, iterations with the first, operations
-        assert in_turns == ["tutti", "gloo", "tutti", "gloo", "tutti", "gloo"]     # who was last is first
-        assert [value for _, value in timed[0::2]] == [[1.0]] * 30      # the first operation of every iteration
-        assert [value for _, value in timed[1::2]] == [[3.0]] * 30      # the second finds what the first has left
+        # 2 backends, 5 turns, 3 iterations in each turn (the first is not timed), 2 operations in each iteration.
+        assert len(timed) == 2 * 5 * 3 * 2
+        # The backend that was last in a turn is first in the next one.
+        assert in_turns == ["tutti", "gloo", "tutti", "gloo", "tutti", "gloo"]
+        # The first operation of an iteration finds new contents, the second one the result of the first.
+        assert [value for _, value in timed[0::2]] == [[1.0]] * 30
+        assert [value for _, value in timed[1::2]] == [[3.0]] * 30
 
 
 def fail_on_one(world):
@@ -316,11 +323,12 @@ def averages(world):
 
 
 def test_ranks_agree_on_times(shared):
-    """However they are averaged, and all know the same."""
+    """All ranks get the same results, whichever average (-a) is chosen."""
     per_rank = shared(3).run(averages)
     for which in range(4):
         assert len({str(outcomes[which][0]["results"]) for outcomes in per_rank}) == 1
-    assert per_rank[0][0][0]["results"][0]["in_place"]["nwrong"] is None       # -c 0
+    # -c 0 checks nothing.
+    assert per_rank[0][0][0]["results"][0]["in_place"]["nwrong"] is None
     assert re.search(r" N/A$", per_rank[0][0][1].splitlines()[-6])
 
 
@@ -332,7 +340,7 @@ def test_no_rank_waits_for_the_clock_of_another_host(monkeypatch):
     assert not waiting.is_alive()
 
 
-# ---- what it prints ----
+# ---- output ----
 def test_columns_are_those_of_nccl_tests():
     names = report.Table(stats=False, several=False).header()[2].split()
     block = ["time", "algbw", "busbw", "#wrong"]
@@ -345,12 +353,12 @@ def test_columns_are_those_of_nccl_tests():
 @pytest.mark.parametrize("value, text", [(0.126, "   0.13"), (20.36, "  20.36"), (9999.99, "9999.99"),
                                          (12345.67, "12345.7"), (1234567.8, "1234568"), (12345678.0, "1.2e+07"),
                                          (None, "    N/A")])
-def test_numbers_use_the_room_they_have(value, text):
+def test_numbers_use_the_width_of_their_column(value, text):
     assert report.number(value, 7) == text
 
 
 def example(backends=("tutti", "gloo"), **changes):
-    """A document of one line for each backend: the second takes four times as long."""
+    """Returns a document with one row for each backend. Each backend takes four times as long as the one before."""
     cell = {"time": 10.0, "alg_bw": 13.0, "bus_bw": 13.0, "nwrong": 0, "median": 8.0, "p99": 20.0, "best": 7.0,
             "iterations": 20, "ratio": 1.0, "limit": 2.0}
     row = {"collective": "all_reduce", "size": 131072, "count": 32768, "type": "float", "redop": "sum", "root": -1,
@@ -375,8 +383,8 @@ def test_lines_stand_under_their_columns():
         assert line.split().count("N/A") == 8
 
 
-# ---- what it saves ----
-def test_saved_file_comes_back(tmp_path):
+# ---- saved files ----
+def test_saved_document_is_loaded_unchanged(tmp_path):
     path = tmp_path / "saved.json"
     document = example()
     report.save(document, str(path))
@@ -395,7 +403,7 @@ def compared(tmp_path, one, other, *words):
     return cli.main(["bench", "compare", *paths, *words])
 
 
-def test_compare_two_backends(tmp_path, capsys):
+def test_compare_shows_both_times_and_their_ratio(tmp_path, capsys):
     slow = example(["gloo"])
     slow["results"][0]["in_place"]["median"] = 20.0
     assert compared(tmp_path, example(["tutti"]), slow) == 0
@@ -404,7 +412,7 @@ def test_compare_two_backends(tmp_path, capsys):
     assert line[10:13] == ["8.00", "20.00", "2.50"]
 
 
-def test_compare_goes_by_backend_where_there_are_several(tmp_path, capsys):
+def test_compare_matches_rows_by_backend(tmp_path, capsys):
     other = example()
     other["machine"]["name"] += "'s neighbour"
     other["results"].append({**other["results"][0], "size": 7})
@@ -415,7 +423,7 @@ def test_compare_goes_by_backend_where_there_are_several(tmp_path, capsys):
     assert all("1.00" in line for line in lines[-3:-1])
 
 
-def test_compare_says_what_it_cannot_compare(tmp_path, capsys):
+def test_compare_names_what_it_cannot_compare(tmp_path, capsys):
     assert compared(tmp_path, example(), example(collective="gather")) == 1
     assert "no line in common: all_reduce on tutti, gloo against gather" in capsys.readouterr().err
     for text, answer in (("no", "is not JSON"), ("{}", "was not written by tutti bench"),
@@ -427,7 +435,7 @@ def test_compare_says_what_it_cannot_compare(tmp_path, capsys):
     assert "absent.json" in capsys.readouterr().err
 
 
-# ---- what it draws ----
+# ---- pictures ----
 def test_picture_has_a_line_for_each_backend_and_the_limit(tmp_path):
     documents = [("a", example()), ("b", example(["gloo"], size=262144, count=65536))]
     drawn = picture.lines(documents)["all_reduce"]
@@ -443,7 +451,7 @@ def test_picture_has_a_line_for_each_backend_and_the_limit(tmp_path):
     assert "<svg" in (tmp_path / "both.svg").read_text() and (tmp_path / "both.png").read_bytes()[1:4] == b"PNG"
 
 
-def test_picture_without_matplotlib(monkeypatch, tmp_path, capsys):
+def test_plot_without_matplotlib_is_refused(monkeypatch, tmp_path, capsys):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     assert cli.main(["bench", "all_reduce", "--plot", str(tmp_path / "picture.png")]) == 1
     assert "--plot needs matplotlib: pip install matplotlib" in capsys.readouterr().err

@@ -1,4 +1,5 @@
-"""The page that script/bench writes: measured tables replace those between the marks, and nothing else changes."""
+"""Tests of the pages that script/bench writes: measured tables replace the text between two marks, and nothing else
+changes."""
 import importlib.util
 from pathlib import Path
 
@@ -37,7 +38,7 @@ def row(**changes):
             "ratio": 1.5, "limit_us": 0.06, "flag_ns": 61.0, "flag_after_ns": 64.0, "met": False, **changes}
 
 
-def test_only_what_stands_between_the_marks_changes(report):
+def test_only_text_between_the_marks_changes(report):
     pages = {"a": PAGE.format("goals"), "b": PAGE.format("core")}
     report.put(pages, "goals", "new")
     assert pages == {"a": PAGE.format("goals").replace("old", "new"), "b": PAGE.format("core")}
@@ -49,11 +50,11 @@ def test_a_page_without_a_place_is_refused(report, page):
         report.put({"page": page}, "goals", "new")
 
 
-def test_what_prints_its_own_tables_is_quoted(report):
+def test_output_with_its_own_tables_is_quoted(report):
     assert report.BLOCKS["ddp"][0]({"ddp": "a  b\n1  2\n\n"}) == "```\na  b\n1  2\n```"
 
 
-def test_goals_say_by_how_much_they_are_missed(report):
+def test_row_of_a_missed_goal_has_the_factor(report):
     found = [row(), row(case="broadcast", bytes=64 << 20, shared=True, goal=0.95, goal_p99=0, median_us=5e3, p99_us=6e3,
                         best_us=4e3, beside="memcpy", beside_us=1e4, ratio=0.5, flag_after_ns=340.0,
                         met=True), row(goal=0, met=None)]
@@ -72,7 +73,7 @@ def test_times_have_three_digits(report, microseconds, text):
     assert report.time(microseconds) == text
 
 
-def test_ratios_are_others_over_ours(report):
+def test_ratios_divide_times_of_others_by_ours(report):
     times = {"tutti": 2.0, "tutti, shared": 1.0, "Open MPI": 3.0, "MPICH": 40.0}
     rows = [{"collective": "allgather", "bytes": 4096, "flag_ns": 61.0, "times": times},
             {"collective": "allgather", "bytes": 8192, "flag_ns": None, "times": times}]
@@ -95,13 +96,13 @@ def test_peers_between_hosts_have_tables_by_ranks_of_a_host(report):
     assert "2 hosts x 2. Open MPI ÷ tutti, private tensors:" in text and "| allgather | 0.50 |" in text
 
 
-@pytest.mark.parametrize("flags, said", [([61, 70], "share a level-3 cache"), ([210, 390], "share no cache"),
+@pytest.mark.parametrize("flags, text", [([61, 70], "share a level-3 cache"), ([210, 390], "share no cache"),
                                          ([60, 300], "in 50% of the rows they share")])
-def test_placement_of_the_cores_is_said(report, flags, said):
-    assert said in report.placement({"rows": [row(flag_ns=flag) for flag in flags]})
+def test_placement_of_the_cores_is_described(report, flags, text):
+    assert text in report.placement({"rows": [row(flag_ns=flag) for flag in flags]})
 
 
-def test_what_was_not_measured_stays_and_is_said(report, capsys):
+def test_table_that_was_not_measured_stays_and_is_reported(report, capsys):
     pages = {"page": "".join(PAGE.format(name) for name in report.BLOCKS)}
     report.write(pages, {"core": {"rows": [row()]}})
     changed = pages["page"]
@@ -116,7 +117,7 @@ def test_the_pages_have_a_place_for_every_table(report):
         report.put(pages, name, "measured")
 
 
-# ---- what is compared was measured in one placement of the cores ----
+# ---- only samples of one placement of the cores are compared ----
 NEAR, APART, MOVED = (1.0, 60.0, 62.0), (3.0, 340.0, 330.0), (2.0, 61.0, 335.0)
 
 
@@ -124,7 +125,8 @@ NEAR, APART, MOVED = (1.0, 60.0, 62.0), (3.0, 340.0, 330.0), (2.0, 61.0, 335.0)
     ([NEAR, NEAR, APART], [APART, NEAR], 60, (1.0, 1.0)),
     ([NEAR, APART, APART], [(5.0, 350.0, 340.0), (4.0, 350.0, 340.0), MOVED], 330, (3.0, 4.5)),
     ([NEAR, MOVED], [APART, MOVED], None, (1.5, 2.5)),
-    ([(1.0, 0.0, 0.0)], [(2.0, 0.0, 0.0)], 0, (1.0, 2.0)),              # more ranks than cores
+    # More ranks than cores: there is no placement.
+    ([(1.0, 0.0, 0.0)], [(2.0, 0.0, 0.0)], 0, (1.0, 2.0)),
 ])
 def test_only_samples_of_one_placement_are_compared(compare, ours, theirs, place, times):
     found = compare.row(("allreduce", 8), {"tutti": ours, "MPICH": theirs})
@@ -132,7 +134,7 @@ def test_only_samples_of_one_placement_are_compared(compare, ours, theirs, place
     assert found["flag_ns"] is None if place is None else found["flag_ns"] == pytest.approx(place, rel=0.1)
 
 
-def test_rows_are_repeated_until_all_have_stood_alike(compare, monkeypatch):
+def test_rows_are_repeated_until_placements_match(compare, monkeypatch):
     asked = []
 
     def measured(library, command, wanted):
@@ -147,7 +149,7 @@ def test_rows_are_repeated_until_all_have_stood_alike(compare, monkeypatch):
     assert [keys for name, keys in asked if name == "MPICH"] == [wanted] * 2 + [wanted[:1]] * 2
 
 
-def test_regret_names_what_would_have_been_better(report):
+def test_regret_names_the_better_choice(report):
     found = [{"case": "allgather", "bytes": 1 << 20, "in_place": True, "shared": shared, "choice": "read 512Kx2",
               "choice_us": 20.0, "best": "write 512Kx2 stored", "best_us": best, "regret": 20.0 / best,
               "flag_ns": 412.0, "flag_after_ns": 85.0} for shared, best in ((False, 20.0), (True, 10.0))]
@@ -158,22 +160,23 @@ def test_regret_names_what_would_have_been_better(report):
             "412, then 85 |") in text
 
 
-# ---- what has become slower than another commit ----
+# ---- comparing two commits ----
 @pytest.mark.parametrize("this, that, again, word", [
     ([100, 101, 102], [100, 101, 102], [100, 101, 102], ""),
     ([110, 111, 112], [100, 101, 102], [110, 111, 112], "SLOWER"),
-    ([110, 111, 112], [100, 101, 102], [120, 122, 124], ""),                # the same code is as far from itself
+    # The same code, measured again, differs from itself as much.
+    ([110, 111, 112], [100, 101, 102], [120, 122, 124], ""),
     ([100, 111, 112], [100, 101, 102], [100, 111, 112], "slower, not at its best"),
     ([110, 101, 112], [90, 111, 112], [110, 101, 112], "slower at its best only"),
     ([90, 91, 92], [100, 101, 102], [90, 91, 92], ""),
 ])
-def test_slower_is_what_is_beyond_noise(commits, this, that, again, word):
+def test_only_a_difference_beyond_noise_is_slower(commits, this, that, again, word):
     samples = {name: [(value, value) for value in values]
                for name, values in (("this", this), ("that", that), ("again", again))}
     assert commits.verdict(samples)[2] == word
 
 
-def test_cases_of_a_comparison_have_labels_to_choose_by(commits):
+def test_cases_of_a_comparison_are_chosen_by_label(commits):
     assert list(commits.runs_of(4, "allreduce 4 KiB private")) == [(4, False, {"allreduce": [4096]})]
     everything = list(commits.runs_of(8, ""))
     assert [(ranks, shared, len(wanted)) for ranks, shared, wanted in everything] == [(8, False, 9), (8, True, 9)]

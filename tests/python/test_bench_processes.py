@@ -15,7 +15,7 @@ from torch_tutti._bench import launch, report
 TUTTI = [sys.executable, "-m", "torch_tutti"]
 
 
-def test_ranks_of_its_own(tmp_path):
+def test_bench_starts_its_own_ranks(tmp_path):
     words = ["reduce_scatter", "-b", "1K", "-e", "128K", "-f", "128", "-n", "3", "-w", "1", "--nproc", "2", "--stats"]
     saved, picture = tmp_path / "out.json", tmp_path / "out.png"
     drawing = ["--plot", str(picture)] if importable("matplotlib") else []
@@ -39,7 +39,7 @@ def importable(name):
     return True
 
 
-def test_under_torchrun_and_without_numpy(tmp_path):
+def test_bench_runs_under_torchrun_and_without_numpy(tmp_path):
     saved = tmp_path / "out.json"
     (tmp_path / "numpy.py").write_text("raise ModuleNotFoundError('as if it were not installed')")
     words = ["bench", "broadcast", "-b", "4K", "-e", "4K", "-n", "2", "-r", "all", "-J", saved]
@@ -50,11 +50,13 @@ def test_under_torchrun_and_without_numpy(tmp_path):
 
 @contextlib.contextmanager
 def running():
-    """A run that would take hours, after its table has begun: (process, pids of its ranks)."""
+    """A context with a run that would take hours: (process, pids of its ranks). It begins when the run prints its
+    table."""
     words = ["bench", "all_reduce", "-b", "8", "-e", "8", "-n", "100000000", "--nproc", "2"]
     process = subprocess.Popen([*TUTTI, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
                                env=environment_of({}), start_new_session=True)
-    guard = threading.Timer(100, process.kill)          # reading waits no longer than that
+    # Limits how long the loop below waits for output.
+    guard = threading.Timer(100, process.kill)
     guard.start()
     pids = []
     try:
@@ -68,7 +70,8 @@ def running():
     finally:
         guard.cancel()
         process.kill()
-        if not gone(pids):                              # nobody else would end them
+        # The process that would end them has been killed.
+        if not gone(pids):
             for pid in pids:
                 os.kill(pid, signal.SIGKILL)
         process.communicate(timeout=20)
@@ -97,7 +100,7 @@ def test_no_rank_outlives_its_parent():
         assert gone(pids)
 
 
-def test_what_is_told_of_ranks_that_fail():
+def test_exit_codes_are_described():
     describe = launch.describe
     assert describe([0, 0]) == "" and describe([3, 3]) == ""
     assert describe([None, -9]) == "rank 1 was killed by SIGKILL; the other ranks were stopped"

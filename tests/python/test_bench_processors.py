@@ -1,4 +1,5 @@
-"""A file for each processor that was measured, tables of several side by side, and rows that a limit judges."""
+"""Tests of the results of script/bench: a file for each processor, tables of several processors side by side, and rows
+that are judged by their limit."""
 import json
 
 import pytest
@@ -28,7 +29,8 @@ def core(**changes):
 
 
 def limited(**changes):
-    """Returns a row of 16 MiB that is judged by a limit: memcpy copies so many bytes within a cache of its core."""
+    """Returns a row of 16 MiB that is judged by its limit, because memcpy copies that much within a cache of its
+    core."""
     return row(bytes=16 << 20, beside="memcpy", goal=1.12, goal_p99=0, median_us=1032.0, beside_us=584.0, ratio=1.77,
                limit_us=310.0, crossing_us=1000.0, judged_by="crossing", met=True, **changes)
 
@@ -39,11 +41,11 @@ def limited(**changes):
     (INTEL, "intel-xeon-platinum-8481c-family6-model143-2cores.json"),
     ({"name": "aarch64", "vendor": "0x41", "model": "0xd40", "cores": 4}, "arm-aarch64-model0xd40-4cores.json"),
 ])
-def test_a_file_is_named_by_its_processor(processors, processor, name):
+def test_file_is_named_by_its_processor(processors, processor, name):
     assert processors.file_name(processor) == name
 
 
-def test_a_processor_says_what_it_is(processors, tmp_path):
+def test_identity_of_a_processor_is_read_from_cpuinfo(processors, tmp_path):
     cpuinfo = tmp_path / "cpuinfo"
     cpuinfo.write_text("processor\t: 0\nvendor_id\t: GenuineIntel\nmodel\t\t: 143\nmodel name\t: Some Xeon\n")
     found = processors.identity(cpuinfo)
@@ -70,7 +72,7 @@ def test_what_was_not_measured_again_stays_in_the_file(processors, tmp_path):
     assert document["goals"]["met"] == 1 and document["peers"]["counts"]["private"]["of"] == 1
 
 
-def test_nothing_of_a_partial_file_stays(processors, tmp_path):
+def test_measuring_replaces_a_partial_file(processors, tmp_path):
     path = processors.add(PEERS, tmp_path, AMD)
     path.write_text(json.dumps({**json.loads(path.read_text()), "partial": True, "source": "somebody"}))
     processors.add(core(), tmp_path, AMD)
@@ -81,7 +83,7 @@ def test_nothing_measured_writes_no_file(processors, tmp_path):
     assert processors.add({"ddp": "text"}, tmp_path, AMD) is None and not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("text, said", [
+@pytest.mark.parametrize("text, problem", [
     ("{", "is broken: it is not JSON"),
     ("[]", "it is no object"),
     ("{}", "'processor' lacks cores, name"),
@@ -92,11 +94,11 @@ def test_nothing_measured_writes_no_file(processors, tmp_path):
     ('{"processor": {"name": "A", "cores": 2}, "peers": {"counts": {}, "rows": 1}}', "the rows of 'peers' are no list"),
     ('{"processor": {"name": "A", "cores": 2}, "partial": true}', "it is partial and has no 'source'"),
 ])
-def test_a_broken_file_is_named(processors, tmp_path, text, said):
+def test_a_broken_file_is_named(processors, tmp_path, text, problem):
     (tmp_path / "odd.json").write_text(text)
     with pytest.raises(ValueError, match=r"odd\.json is broken: ") as error:
         processors.read_all(tmp_path)
-    assert said in str(error.value)
+    assert problem in str(error.value)
 
 
 def test_files_of_the_repository_are_sound(processors, report):
@@ -121,7 +123,7 @@ def test_two_processors_stand_side_by_side(processors, tmp_path):
     assert f"| {amd} | private | gather | 8: MPICH 0.75 |" in text
 
 
-def test_a_partial_file_says_where_it_is_from(processors, tmp_path):
+def test_partial_file_has_its_source_on_the_page(processors, tmp_path):
     (tmp_path / "a.json").write_text(json.dumps({"processor": {"name": "A", "cores": 2}, "partial": True,
                                                  "source": "From a letter", "notes": ["More."],
                                                  "goals": {"met": 22, "of": 47, "rows": []}}))
@@ -132,7 +134,7 @@ def test_a_partial_file_says_where_it_is_from(processors, tmp_path):
 
 
 # ---- the page ----
-def test_a_row_that_its_limit_judges_says_so(report):
+def test_row_judged_by_its_limit_is_marked(report):
     text = report.goals({"core": {"rows": [limited(), row()]}})
     assert text.startswith("1 of 2 goals are met. Rows judged by their limit: 1.\n")
     assert "| 1.77 | ≤ 1.25 × limit: crossing 1.00 ms; not 1.12 | 61 | yes; 1.03 × limit |" in text
@@ -167,6 +169,6 @@ def test_a_broken_file_stops_before_anything_is_written(report, monkeypatch, tmp
     assert (tmp_path / "page.md").read_text().count("old") == len(report.BLOCKS)
 
 
-def test_nothing_at_all_is_an_error(report, monkeypatch, tmp_path):
+def test_report_without_results_is_an_error(report, monkeypatch, tmp_path):
     with pytest.raises(SystemExit, match="run script/bench"):
         run(report, monkeypatch, tmp_path)

@@ -1,6 +1,7 @@
-"""Sums through torch are the same bits whatever way they go: algorithm, tiles, slots, where each rank's tensor lies and
-begins, blocking or not. The reference adds in the order of the ranks (arithmetic.py); test_properties.py draws types,
-operations, layouts and programs at random, here messages are large and go every way."""
+"""Tests that sums through torch have the same bits on every path: with each algorithm, size of tiles and number of
+slots, with tensors in private or shared memory at any offset, blocking or not. The reference adds in the order of the
+ranks (arithmetic.py). test_properties.py draws types, operations, layouts and programs at random; here messages are
+large and take every path."""
 import functools
 
 import numpy
@@ -13,7 +14,8 @@ from arithmetic import narrowed, raw, reduced
 CUTS = [{}, {"TUTTI_TILE_BYTES": "4096", "TUTTI_SLOTS": "8"},
         {"TUTTI_TILE_BYTES": "65536", "TUTTI_SLOTS": "1", "TUTTI_STREAMING": "1"}]
 DTYPES = ["float32", "float16", "bfloat16"]
-COUNTS = [12, 2052, 16380, 16392, 150_000]              # a line; one tile, two rounds; tiles, and more than slots
+# Elements: within a cache line, around the bounds of tiles and rounds, and more than all slots hold.
+COUNTS = [12, 2052, 16380, 16392, 150_000]
 ALGORITHMS = {"all_reduce": ["", "one_shot", "two_shot", "two_shot_read"], "reduce": ["", "read", "two_shot_read"],
               "reduce_scatter_tensor": ["", "read"]}
 
@@ -22,7 +24,8 @@ ALGORITHMS = {"all_reduce": ["", "one_shot", "two_shot", "two_shot_read"], "redu
 def numbers(rank, dtype, count):
     """Returns the input of a rank: numbers of many magnitudes. From rank 1 on, half of them cancel one of an earlier
     rank."""
-    of = numpy.random.default_rng([7, count])           # the same on all ranks
+    # All ranks draw the same numbers.
+    of = numpy.random.default_rng([7, count])
     exponents = of.integers(3, 14, count)
     parts = []
     for r in range(rank + 1):
@@ -33,7 +36,7 @@ def numbers(rank, dtype, count):
 
 
 def placed(values, shared, skipped):
-    """A copy in shared or private memory that begins `skipped` elements after an allocation does."""
+    """Returns a copy in shared or private memory that begins `skipped` elements after its allocation."""
     make = tutti.empty if shared else torch.empty
     return make(len(values) + skipped, dtype=values.dtype)[skipped:].copy_(values)
 
@@ -66,10 +69,10 @@ def bits_wanted(kind, dtype, count, size, rank):
     return total[rank * part:(rank + 1) * part] if kind == "reduce_scatter_tensor" else total
 
 
-@pytest.mark.one_host("sums between hosts are in another order; test_properties.py has it")
+@pytest.mark.one_host("between hosts, sums are in another order, which test_properties.py checks")
 @pytest.mark.parametrize("cut", CUTS, ids=lambda cut: cut.get("TUTTI_TILE_BYTES", "default"))
 @pytest.mark.parametrize("size", [2, 3, 4])
-def test_sums(fresh, size, cut):
+def test_sums_have_the_same_bits_on_every_path(fresh, size, cut):
     ranks = fresh(size, environment=cut)
     for kind, algorithms in ALGORITHMS.items():
         for dtype in DTYPES:

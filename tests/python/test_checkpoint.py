@@ -1,5 +1,5 @@
-"""Tests of torch.distributed.checkpoint: some ranks save, and as many or another number of ranks load. The judge is the
-state before. Planning uses the object collectives of the group."""
+"""Tests of torch.distributed.checkpoint: some ranks save, and the same or another number of ranks load.
+The loaded state is compared with the saved one. Planning uses the object collectives of the group."""
 import os
 
 import pytest
@@ -51,7 +51,7 @@ def full(tensor):
 
 
 def whole_state(model, optimizer):
-    """Everything a training run goes on from, as whole tensors."""
+    """Returns the parameters and the optimizer's state as whole tensors."""
     state = {name: full(parameter) for name, parameter in model.named_parameters()}
     for name, parameter in model.named_parameters():
         state |= {f"{name}.{what}": full(moment) for what, moment in optimizer.state[parameter].items()}
@@ -104,8 +104,8 @@ def gone_on(world, steps):
 
 
 @pytest.mark.parametrize("writers, readers", [(2, 2), (4, 2), (2, 4), (3, 2)], ids=lambda size: str(size))
-def test_fsdp_state_of_other_numbers_of_ranks(shared, tmp_path, writers, readers):
-    """State that some ranks saved is loaded by as many or another number, which train on as if nothing had happened."""
+def test_fsdp_state_is_loaded_by_other_numbers_of_ranks(shared, tmp_path, writers, readers):
+    """The readers get the state that the writers saved, and train on as if training had not stopped."""
     folder = str(tmp_path / "saved")
     before = shared(writers).run(saved, folder, 3)
     judged = shared(readers).run(gone_on, 5)
@@ -131,11 +131,12 @@ def test_one_process_reads_what_four_ranks_saved(shared, tmp_path):
 
 # ---- while training goes on ----
 def saved_meanwhile(world, folder, kind):
-    """The checkpoint must hold the state at the call, whatever the optimizer and other collectives do then."""
+    """Trains on while the checkpoint is saved. It must hold the state at the call."""
     model, optimizer = sharded(world, seed=1)
     train(model, optimizer, 2)
     at_call = whole_state(model, optimizer)
-    group = dist.new_group()                              # its own: two threads must not mix their order
+    # A group of its own, because calls of two threads on one group could have another order on each rank.
+    group = dist.new_group()
     future = checkpoint.async_save({"run": Run(model, optimizer), "step": 2}, checkpoint_id=folder,
                                    process_group=group, async_checkpointer_type=AsyncCheckpointerType[kind])
     train(model, optimizer, 3, first=2)
@@ -144,7 +145,7 @@ def saved_meanwhile(world, folder, kind):
     return at_call
 
 
-def test_asynchronous_save(shared, tmp_path):
+def test_asynchronous_save_has_the_state_at_the_call(shared, tmp_path):
     at_call = shared(2).run(saved_meanwhile, str(tmp_path), "THREAD")
     for ours, _ in shared(2).run(loaded, str(tmp_path), 2):
         check_equal(ours, at_call[0])
@@ -166,7 +167,7 @@ def divided(world, folder):
             assert state["x"].placements == tuple(after) and state[f"of rank {world.rank}"].item() == world.rank
 
 
-def test_a_tensor_divided_otherwise(shared, tmp_path):
+def test_tensor_is_loaded_with_another_placement(shared, tmp_path):
     shared(3).run(divided, str(tmp_path))
 
 
@@ -181,7 +182,7 @@ def from_ddp_to_fsdp(world, folder):
                 {name: full(p) for name, p in model.module.named_parameters()})
 
 
-def test_what_ddp_saved_is_loaded_into_fsdp(shared, tmp_path):
+def test_state_of_ddp_is_loaded_into_fsdp(shared, tmp_path):
     shared(2).run(from_ddp_to_fsdp, str(tmp_path))
 
 
@@ -196,7 +197,7 @@ def through_one_rank(world):
                 {name: full(p) for name, p in model.named_parameters()})
 
 
-def test_state_through_one_rank(shared):
+def test_state_is_gathered_and_broadcast_by_one_rank(shared):
     shared(3).run(through_one_rank)
 
 

@@ -1,5 +1,5 @@
 """Tests of tutti chosen by its own name: alone, for some devices, beside other backends, for one group or one dimension
-of a mesh. docs/torch.md tells how torch reads each string."""
+of a mesh. docs/torch.md describes how torch reads each string."""
 from datetime import timedelta
 
 import pytest
@@ -27,7 +27,7 @@ def begin(world, name, **keywords):
 
 
 def describe(group=None):
-    """Its name, its configuration, the class of the backend of each device, and whether it adds up."""
+    """Returns a group's name, its configuration, the class of each device's backend, and whether its sums are right."""
     group = group or dist.group.WORLD
     devices = sorted(device.type for device in group._device_types)
     classes = {device: type(group._get_backend(torch.device(device))).__name__ for device in devices}
@@ -60,8 +60,8 @@ def choose(world, name):
 
 
 @pytest.mark.parametrize("name", STRINGS)
-def test_default_group(two, name):
-    """Objects and barriers too: they go where CPU tensors go."""
+def test_default_group_has_the_named_backends(two, name):
+    """Exchanges of objects and barriers use the backend of CPU tensors."""
     expected = (*STRINGS[name], True), [{"rank": 0}, {"rank": 1}]
     assert two.run(choose, name) == [expected] * 2
 
@@ -87,7 +87,7 @@ def other_device(world):
         dist.destroy_process_group()
 
 
-def test_tensor_on_a_device_that_was_not_named(two):
+def test_tensor_on_a_device_without_a_backend_is_an_error(two):
     for outcome in two.outcomes(other_device):
         assert outcome.error == "RuntimeError" and "No backend type associated with device type cpu" in outcome.text
 
@@ -115,8 +115,8 @@ def add_groups(world, first):
 
 
 @pytest.mark.parametrize("first", ["gloo", "tutti"])
-def test_further_groups(two, first):
-    """Each may be of another backend than the default group, which passes its own on."""
+def test_further_groups_may_have_another_backend(two, first):
+    """A further group without a backend of its own gets that of the default group."""
     ours = ("tutti", EVERYWHERE, {"cpu": OURS, "cuda": OURS}, True)
     gloos = ("gloo", "cpu:gloo,cuda:gloo", {"cpu": GLOO, "cuda": GLOO}, True)
     pairs = ("cpu:tutti,cuda:gloo", "cpu:tutti,cuda:gloo", {"cpu": OURS, "cuda": GLOO}, True)
@@ -141,21 +141,21 @@ def become_the_default(world):
         dist.destroy_process_group()
 
 
-def test_default_backend_of_a_device(two):
+def test_tutti_may_be_the_default_backend_of_a_device(two):
     expected = "tutti", EVERYWHERE, {"cpu": OURS, "cuda": OURS}, True
     assert two.run(become_the_default) == [expected] * 2
 
 
-# ---- what cannot be chosen ----
+# ---- wrong options, and availability ----
 def wrong_options(world):
     begin(world, "tutti", pg_options=dist.ProcessGroupGloo._Options())
 
 
-def test_options_of_another_backend(two):
+def test_options_of_another_backend_are_refused(two):
     for outcome in two.outcomes(wrong_options):
         assert outcome.error == "TypeError" and "must be torch_tutti.Options, not" in outcome.text
 
 
-def test_availability():
+def test_torch_finds_tutti_by_name():
     assert dist.is_backend_available("tutti") and dist.is_backend_available("cpu:gloo,cuda:tutti")
     assert dist.Backend("Tutti") == "tutti" == dist.Backend.TUTTI

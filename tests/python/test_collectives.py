@@ -1,6 +1,6 @@
-"""Every collective gives what gloo gives in the same processes, or what torch computes from all ranks' inputs where
-gloo cannot: types, reductions, odd counts, empty tensors, roots, uneven parts. Inputs are small integers, so every
-sum is exact in every type."""
+"""Tests that every collective gives what gloo gives in the same processes, or what torch computes from all ranks'
+inputs where gloo cannot: types, reductions, odd counts, empty tensors, roots, uneven parts. Inputs are small integers,
+so every sum is exact in every type."""
 import pytest
 import torch
 import torch.distributed as dist
@@ -35,7 +35,8 @@ def same(got, expected):
 
 # ---- reductions ----
 def reduced(parts, op):
-    """The reduction of the ranks' tensors, by torch. Over hosts 8-bit floats are rounded on each of them."""
+    """Returns the reduction of the ranks' tensors, by torch. With 8-bit floats on several hosts, the result of each
+    host is rounded."""
     of_hosts, divisor = by_host(parts, hosts_of(range(len(parts)), len(parts))), len(parts)
     if parts[0].dtype in FLOAT8 and len(of_hosts) > 1:
         parts = [together(of_host, ReduceOp.SUM if op == ReduceOp.AVG else op, 1) for of_host in of_hosts]
@@ -166,13 +167,14 @@ def check_moves(world, dtype):
         dist.all_gather(lists, parts[me])
         same(torch.cat(lists), whole)
         lists = list(torch.empty_like(whole).chunk(p)) if count else lists
-        dist.all_gather(lists, parts[me])                # one after the other in memory: no packing
+        # These outputs follow one another in memory, so they need no packing.
+        dist.all_gather(lists, parts[me])
         same(torch.cat(lists), whole)
 
 
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("dtype", MOVED, ids=str)
-def test_moves(shared, size, dtype):
+def test_broadcast_gather_scatter_and_all_gather(shared, size, dtype):
     shared(size).run(check_moves, dtype)
 
 
@@ -197,7 +199,7 @@ def check_against_gloo(world, dtype):
 
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("dtype", GLOO_MOVES, ids=str)
-def test_moves_as_gloo_does(shared, size, dtype):
+def test_collectives_that_move_give_the_results_of_gloo(shared, size, dtype):
     shared(size).run(check_against_gloo, dtype)
 
 
@@ -211,7 +213,8 @@ def check_exchanges(world, dtype):
         outs = [torch.empty(count, dtype=dtype) for _ in range(p)]
         dist.all_to_all(outs, [part(me, q, count) for q in range(p)])
         same(torch.cat(outs), torch.cat([part(q, me, count) for q in range(p)]))
-    size = lambda source, target: (source * 5 + target * 3) % 7 * 11        # some are 0
+    # Some parts are empty.
+    size = lambda source, target: (source * 5 + target * 3) % 7 * 11
     outs = [torch.empty(size(q, me), dtype=dtype) for q in range(p)]
     inputs = [part(me, q, size(me, q)) for q in range(p)]
     dist.all_to_all(outs, inputs)
@@ -224,7 +227,7 @@ def check_exchanges(world, dtype):
 
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.int64, torch.uint8, torch.complex64], ids=str)
-def test_exchanges(shared, size, dtype):
+def test_all_to_all_with_even_and_uneven_parts(shared, size, dtype):
     shared(size).run(check_exchanges, dtype)
 
 
@@ -241,7 +244,7 @@ def check_uneven(world):
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_uneven_lists(shared, size):
+def test_lists_of_uneven_tensors(shared, size):
     shared(size).run(check_uneven)
 
 
@@ -258,11 +261,12 @@ def check_in_place(world):
     dist.reduce_scatter_single(buffer[me * 5:(me + 1) * 5], buffer)
     same(buffer[me * 5:(me + 1) * 5], torch.full((5,), p * (p + 1) / 2))
     rows = list(torch.full((p * 4,), float(me)).chunk(p))
-    dist.all_to_all(rows, rows)                          # the same tensors both ways go through a copy
+    # Inputs that are also outputs are copied first.
+    dist.all_to_all(rows, rows)
     same(torch.cat(rows), torch.arange(p).repeat_interleave(4).float())
 
 
-def test_in_place(shared):
+def test_outputs_may_be_inputs(shared):
     shared(3).run(check_in_place)
 
 
@@ -282,9 +286,9 @@ def check_objects(world):
     everything = [None] * world.size
     dist.all_gather_object(everything, {"rank": world.rank, "text": "x" * world.rank * 1000})
     assert [e["rank"] for e in everything] == list(range(world.size))
-    told = [["a", {"b": 3}] if world.rank == 1 else None]
-    dist.broadcast_object_list(told, src=1)
-    assert told == [["a", {"b": 3}]]
+    received = [["a", {"b": 3}] if world.rank == 1 else None]
+    dist.broadcast_object_list(received, src=1)
+    assert received == [["a", {"b": 3}]]
     mine = [None]
     dist.scatter_object_list(mine, [f"for {r}" for r in range(world.size)] if world.rank == 0 else None, src=0)
     assert mine == [f"for {world.rank}"]
@@ -302,21 +306,23 @@ def check_large(world):
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_many_tiles(shared, size):
+def test_all_reduce_of_many_tiles(shared, size):
     shared(size).run(check_large)
 
 
-# ---- uneven lists that lie in each other ----
+# ---- uneven lists that overlap, and a refused call ----
 def uneven_views(world):
     p, me = world.size, world.rank
     counts = [2 + r for r in range(p)]
     row = torch.zeros(sum(counts))
     parts = list(row.split(counts))
     parts[me].fill_(me + 1)
-    dist.all_gather(parts, parts[me])                     # in place, which only some ranks could do
+    # The input of each rank is one of its outputs.
+    dist.all_gather(parts, parts[me])
     assert torch.equal(row, torch.cat([torch.full((n,), r + 1.0) for r, n in enumerate(counts)]))
     inputs = [torch.full((n,), 10.0 ** r * (me + 1)) for r, n in enumerate(counts)]
-    output = inputs[p - 1][:counts[me]] if me == 0 else torch.empty(counts[me])  # lies in a later input
+    # On rank 0 the output lies in a later input.
+    output = inputs[p - 1][:counts[me]] if me == 0 else torch.empty(counts[me])
     dist.reduce_scatter(output, inputs)
     assert torch.equal(output, torch.full((counts[me],), 10.0 ** me * p * (p + 1) / 2))
 
@@ -329,7 +335,8 @@ def test_uneven_lists_that_overlap(shared, size):
 def coalesced_with_one_wrong(world):
     x = torch.ones(2)
     lists = [[torch.empty(2), torch.empty(3)] for _ in range(world.size)]
-    with pytest.raises((ValueError, RuntimeError)):       # on one rank only, and before anything starts
+    # Only rank 0 makes the call, which is refused before anything starts.
+    with pytest.raises((ValueError, RuntimeError)):
         if world.rank == 0:
             dist.group.WORLD._get_backend(torch.device("cpu")).allgather_coalesced(
                 lists, [x, torch.ones(3, dtype=torch.float64)])
@@ -339,5 +346,5 @@ def coalesced_with_one_wrong(world):
     assert x[0] == world.size
 
 
-def test_coalesced_with_one_wrong(shared):
+def test_group_works_after_a_refused_coalesced_call(shared):
     shared(2).run(coalesced_with_one_wrong)

@@ -1,8 +1,8 @@
-"""torch.compile over collectives: traced whole (fullgraph=True) and run by three of torch's backends. The judge is the
-same function without compiling, on gloo.
+"""torch.compile over collectives: traced whole (fullgraph=True) and run by three of torch's backends. Results are
+compared with the same function, not compiled, on gloo.
 
-A collective with async_op=True is not traced: torch's own limit (_dynamo/variables/functions.py:2756 in 2.13), kept
-on record by a test.
+A collective with async_op=True is not traced: torch's own limit (_dynamo/variables/functions.py:2756 in 2.13),
+which a test records.
 """
 import shutil
 from contextlib import contextmanager
@@ -19,7 +19,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import parametrize
 from transformer import Transformer, loss_of, parallelize, tokens
 
-LIMIT_S = 240                                             # compiling, while other tests run
+# Seconds for compiling while other tests run.
+LIMIT_S = 240
 TRACED = ["eager", "aot_eager"]
 BACKENDS = [*TRACED, pytest.param("inductor", marks=pytest.mark.skipif(
     not (shutil.which("g++") or shutil.which("clang++")), reason="inductor needs a C++ compiler; none is here"))]
@@ -27,7 +28,8 @@ BACKENDS = [*TRACED, pytest.param("inductor", marks=pytest.mark.skipif(
 
 @pytest.fixture(scope="module")
 def compiling(tmp_path_factory):
-    """Two ranks; inductor compiles in their own processes, plain code, and keeps nothing for the next run."""
+    """Two ranks. inductor compiles in their own processes, without optimization, and its cache serves only
+    this run."""
     folder = tmp_path_factory.mktemp("compile")
     environment = {"TORCHINDUCTOR_CACHE_DIR": str(folder / "cache"), "TORCHINDUCTOR_COMPILE_THREADS": "1",
                    "TORCHINDUCTOR_DEBUG_COMPILE": "1"}
@@ -36,12 +38,13 @@ def compiling(tmp_path_factory):
 
 
 def compiled(function, backend, fullgraph=True):
-    """The compiled function, and a list that gets every graph torch hands to the backend: an empty one means that
-    torch has quietly run the function as it is."""
+    """Returns the compiled function, and a list that gets every graph that torch passes to the backend. If the list
+    stays empty, torch has run the function without compiling it."""
     torch._dynamo.reset()
     graphs, compile_graph = [], torch._dynamo.lookup_backend(backend)
     if backend == "inductor":
-        torch._inductor.config.cpp.simdlen = 1            # plain code compiles faster
+        # Code without vector instructions compiles faster.
+        torch._inductor.config.cpp.simdlen = 1
 
     def counted(graph, inputs):
         graphs.append(graph)
@@ -67,7 +70,7 @@ def all_waited():
 
 # ---- collectives ----
 def all_functional(x, group):
-    """Each of them, with arithmetic before and after for the compiler to move about."""
+    """Calls each functional collective, with arithmetic before and after that a compiler may reorder."""
     p = dist.get_world_size(group)
     total = functional.all_reduce(x * 2, "sum", group)
     largest = functional.all_reduce(x.sin(), "max", group)
@@ -100,7 +103,7 @@ def test_functional_collectives(compiling, backend):
 
 
 def all_in_place(x, group):
-    """The calls of torch.distributed, which torch replaces by functional ones while it traces."""
+    """Makes calls of torch.distributed, which torch replaces by functional ones while it traces."""
     p = dist.get_world_size(group)
     total = x * 3
     dist.all_reduce(total, group=group)
@@ -116,13 +119,13 @@ def all_in_place(x, group):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_ordinary_collectives(compiling, backend):
+def test_ordinary_collectives_are_traced(compiling, backend):
     compiling.run(traces, "all_in_place", backend, limit_s=LIMIT_S)
 
 
 @all_waited()
 def differentiated(world, backend):
-    """Gradients run through the collectives' own backward: gather against reduce and scatter."""
+    """Checks gradients through collectives: the backward of a gather is a reduce-scatter, and the other way round."""
     group = dist.group.WORLD
 
     def function(x, group):
@@ -151,7 +154,8 @@ def asynchronous(world):
         work.wait()
         return x
 
-    in_parts, _ = compiled(function, "eager", fullgraph=False)      # what is not traced still runs
+    # Without fullgraph=True, torch runs the call without tracing it.
+    in_parts, _ = compiled(function, "eager", fullgraph=False)
     assert torch.equal(in_parts(torch.ones(3)), torch.full((3,), 2.0))
     compiled(function, "eager")[0](torch.ones(3))
 
@@ -161,9 +165,9 @@ def test_asynchronous_collectives_are_not_traced_by_torch(compiling):
         assert outcome.error == "Unsupported" and "async_op=True" in outcome.text, outcome.trace
 
 
-# ---- what is built on them ----
+# ---- models with collectives in their graphs ----
 class Gathered(torch.nn.Module):
-    """A parameter that is divided at rest, and whole in use: fully sharded data parallel as a parametrization."""
+    """Fully sharded data parallelism as a parametrization: a parameter is stored in parts and gathered for each use."""
 
     def forward(self, x):
         return x.redistribute(placements=[Replicate()]).to_local(grad_placements=[MEAN])
@@ -225,12 +229,12 @@ def tensor_parallel(world, backend):
 
 
 @pytest.mark.parametrize("backend", TRACED)
-def test_a_tensor_parallel_transformer(compiling, backend):
+def test_tensor_parallel_transformer_is_one_graph(compiling, backend):
     compiling.run(tensor_parallel, backend, limit_s=LIMIT_S)
 
 
 class Wide(torch.nn.Module):
-    """More than one of DDP's buckets, the first of which torch does not make smaller than 1 MiB."""
+    """A model with more than one of DDP's buckets. torch makes the first one at least 1 MiB large."""
 
     def __init__(self):
         super().__init__()
@@ -259,5 +263,5 @@ def under_ddp(world, backend):
 
 
 @pytest.mark.parametrize("backend", TRACED)
-def test_data_parallel(compiling, backend):
+def test_graph_is_cut_at_buckets_of_ddp(compiling, backend):
     compiling.run(under_ddp, backend, limit_s=LIMIT_S)

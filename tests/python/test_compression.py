@@ -1,4 +1,4 @@
-"""Tests of gradients that travel packed, in DistributedDataParallel and in zero.shard: all ranks get the same
+"""Tests of compressed gradients, in DistributedDataParallel and in zero.shard: all ranks get the same
 gradients, which together with the residuals add up to the given ones, whatever a message leaves out."""
 import contextlib
 import copy
@@ -34,8 +34,8 @@ class Part(nn.Module):
 
 
 class Given(nn.Module):
-    """Gradients are what it is called with, whatever the parameters are. These begin with zeros. used: how many of the
-    parts have one."""
+    """A model whose gradient is the tensor that it is called with, whatever its parameters are. These begin as zeros.
+    used: how many of its parts get a gradient."""
 
     def __init__(self):
         super().__init__()
@@ -57,7 +57,8 @@ def given(world, steps):
 
 
 def adds_up(world, steps, parameters, lost):
-    """A rate of 1: parameters have gone down by what came."""
+    """Checks that the gradients which arrived and the residuals add up to the given gradients. The learning rate is 1,
+    so the parameters have fallen by the sum of the gradients that arrived."""
     values, kept = flat(parameters), flat(lost)
     torch.testing.assert_close(kept - values, given(world, steps), rtol=1e-4, atol=1e-4)
     same_on_all_ranks(world, values)
@@ -66,7 +67,8 @@ def adds_up(world, steps, parameters, lost):
 
 # ---- DistributedDataParallel ----
 def ddp(how, **options):
-    """With small buckets, which torch puts together anew after the first step, which goes as it is."""
+    """Returns a model with small buckets, its compressor and its optimizer. The first step is not compressed, because
+    torch rebuilds the buckets after it."""
     model = DistributedDataParallel(Given(), bucket_cap_mb=0.01, **options)
     return model, compression.compress(model, how), torch.optim.SGD(model.parameters(), lr=1.0)
 
@@ -105,7 +107,7 @@ def run_whole(world):
 
 
 @pytest.mark.parametrize("size", [2, 3])
-def test_what_keeps_all_is_the_average(shared, size):
+def test_compression_that_keeps_all_elements_averages(shared, size):
     shared(size).run(run_whole)
 
 
@@ -130,7 +132,7 @@ def run_resumed(world, how):
 
 
 @pytest.mark.parametrize("form", ["int4", "topk", "randomk"])
-def test_state_is_kept(shared, form):
+def test_resumed_run_has_the_saved_residuals(shared, form):
     shared(2).run(run_resumed, Compression(form, 0.1, seed=5))
 
 
@@ -145,7 +147,7 @@ def run_alike(world):
     assert torch.equal(runs[0], runs[1]) and not torch.equal(runs[0], runs[2])
 
 
-def test_chance_follows_from_the_seed(shared):
+def test_equal_seeds_give_equal_bits(shared):
     shared(2).run(run_alike)
 
 
@@ -182,7 +184,8 @@ def run_momentum(world):
     model = DistributedDataParallel(Given())
     compressor = compression.compress(model, Compression("topk", 0.02, momentum=0.9))
     lost, momentum, kept = torch.zeros(9107), torch.zeros(9107), 20 * 9107 // 1024
-    model(gradient_of(0, 0)).backward()                 # as it is
+    # The gradients of the first step are not compressed.
+    model(gradient_of(0, 0)).backward()
     for step in range(1, STEPS):
         model.zero_grad()
         model(gradient_of(step, 0)).backward()
@@ -197,7 +200,7 @@ def run_momentum(world):
     torch.testing.assert_close(flat(compressor.state_dict()["lost"].values()), lost.double(), rtol=1e-5, atol=1e-5)
 
 
-def test_momentum(shared):
+def test_momentum_follows_deep_gradient_compression(shared):
     shared(1).run(run_momentum)
 
 
@@ -273,16 +276,17 @@ def test_state_moves_between_stages(shared):
     shared(2).run(run_moved)
 
 
-# ---- steps that are not like the others ----
+# ---- unused parameters, dropped steps, copies ----
 def run_unused(world, how, stage):
-    """Nobody takes what is sent for a parameter without a gradient, so what it has lost stays."""
+    """Checks that a parameter keeps its residual in steps in which no rank has a gradient for it."""
     if stage:
         model, optimizer = shard(how, stage)
     else:
         model, compressor, optimizer = ddp(how, find_unused_parameters=True)
     train(world, model, optimizer, range(3))
     train(world, model, optimizer, range(3, 6), used=2)
-    alike = stage == 3 and optimizer.report()["hosts"] == "sharded"                # all ranks use the same units then
+    # With sharded parameters, all ranks must use the same units.
+    alike = stage == 3 and optimizer.report()["hosts"] == "sharded"
     least = 4 if alike else 3
     train(world, model, optimizer, range(6, 8), used=4 if world.rank else least)
     lost = lost_of(optimizer) if stage else compressor.state_dict()["lost"].values()
@@ -299,12 +303,12 @@ def run_unused(world, how, stage):
 @pytest.mark.parametrize("form", ["topk", "int4"])
 @pytest.mark.parametrize("stage", [0, 2, 3])
 @pytest.mark.filterwarnings("ignore:zero.shard. parameters are sharded")
-def test_parameters_without_gradients(shared, form, stage):
+def test_parameters_without_gradients_keep_residuals(shared, form, stage):
     shared(4).run(run_unused, Compression(form, 0.02), stage)
 
 
 def run_dropped(world, form):
-    """A step that went wrong and is dropped takes what was lost with it, and nothing of it comes later."""
+    """Checks that dropping a step also drops the residuals, so that nothing of its gradients arrives later."""
     model, optimizer = shard(Compression(form, 0.05), 2)
     train(world, model, optimizer, range(2))
     before = flat(model.parameters())
@@ -320,7 +324,7 @@ def run_dropped(world, form):
 
 
 @pytest.mark.parametrize("form", ["int8", "topk", "randomk"])
-def test_a_step_is_dropped(shared, form):
+def test_dropped_step_drops_its_residuals(shared, form):
     shared(2).run(run_dropped, form)
 
 
@@ -336,7 +340,7 @@ def run_copied(world):
     assert compressor.state_dict()["lost"]["parts.0.weight"].any()
 
 
-def test_copies_and_frozen_parameters(shared):
+def test_copy_is_not_compressed_and_frozen_parameter_keeps_its_residual(shared):
     shared(2).run(run_copied)
 
 
@@ -351,7 +355,7 @@ def run_loaded_momentum(world):
                                rtol=1e-4, atol=1e-4)
 
 
-def test_momentum_begins_anew(shared):
+def test_loading_a_state_resets_momentum(shared):
     shared(2).run(run_loaded_momentum)
 
 
@@ -380,15 +384,16 @@ for _ in range(4):
 
 
 @pytest.mark.parametrize("debug", ["OFF", "DETAIL"])
-def test_a_program_just_ends(tmp_path, debug):
-    """Python takes threads down when it ends, and a call into torch that is taken down ends the process."""
+def test_program_may_end_without_cleanup(tmp_path, debug):
+    """Python ends its threads when it exits. A thread that is ended within a call into torch would abort the
+    process."""
     program = tmp_path / "leaves.py"
     program.write_text(LEAVES)
     succeeded(run_torchrun(2, program, TORCH_DISTRIBUTED_DEBUG=debug, TUTTI_HOSTS=""))
 
 
-# ---- what goes wrong ----
-def test_what_cannot_be():
+# ---- errors ----
+def test_invalid_settings_are_refused():
     refused(ValueError, "compression 'int7': the forms are fp16, bf16, int8, int4, topk, randomk",
             lambda: Compression("int7"))
     refused(ValueError, r"share=0; it must be in \(0, 1\]", lambda: Compression("topk", 0))
@@ -423,7 +428,7 @@ def run_refusals(world):
     dist.barrier()
 
 
-def test_what_is_refused(shared):
+def test_invalid_use_is_refused(shared):
     shared(2).run(run_refusals)
 
 
@@ -435,7 +440,7 @@ def run_unsettled(world):
     assert len(lost_of(optimizer)) == 4
 
 
-def test_state_in_the_middle_of_a_step(shared):
+def test_state_within_a_step_is_refused(shared):
     shared(2).run(run_unsettled)
 
 
@@ -453,7 +458,7 @@ def run_bad_numbers(world, form):
 
 
 @pytest.mark.parametrize("form", ["fp16", "bf16", "int8", "int4", "topk"])
-def test_what_is_no_number(shared, form):
+def test_nan_reaches_all_ranks_and_no_residual(shared, form):
     shared(2).run(run_bad_numbers, form)
 
 
@@ -468,6 +473,6 @@ def run_death(world):
         return type(error).__name__, str(error)
 
 
-def test_a_rank_dies(fresh):
+def test_death_of_a_rank_is_an_error(fresh):
     outcomes = fresh(2).outcomes(run_death)
     assert outcomes[1].died is not None and "rank 1" in outcomes[0].value[1], outcomes

@@ -1,9 +1,9 @@
 """Tests of context parallelism: attention over a sequence that is divided among ranks.
 
 On CPU tensors torch 2.13 does not offer it: `context_parallel` hands attention to DTensor, which knows rules for CUDA's
-kernels only (tensor/experimental/_context_parallel/_attention.py:939), whatever the backend; a test keeps that on
-record and fails when it changes. The rest of torch's code, rings of keys, values and their gradients, takes any kernel.
-Here it runs with the CPU's kernel, and the judge is attention over the whole sequence in one process.
+kernels only (tensor/experimental/_context_parallel/_attention.py:939), whatever the backend; a test records
+that and fails when it changes. The rest of torch's code, rings of keys, values and their gradients, takes any kernel.
+Here it runs with the CPU's kernel, and results are compared with attention over the whole sequence in one process.
 """
 from contextlib import contextmanager
 
@@ -17,7 +17,8 @@ from torch.distributed.tensor.experimental import context_parallel
 _attention = pytest.importorskip("torch.distributed.tensor.experimental._context_parallel._attention",
                                  reason="this torch keeps context parallelism elsewhere")
 
-SHAPE = (2, 3, 24, 8)                                     # batch, heads, sequence, width
+# Batch, heads, sequence, width.
+SHAPE = (2, 3, 24, 8)
 attend = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 attend_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 
@@ -29,7 +30,7 @@ def sequences():
 
 @contextmanager
 def options(**values):
-    """torch keeps them in one object for the whole process."""
+    """A context with these options, which torch keeps in one object for the whole process."""
     before = {name: getattr(_attention._cp_options, name) for name in values}
     vars(_attention._cp_options).update(values)
     try:
@@ -39,7 +40,7 @@ def options(**values):
 
 
 def part(x, rank, size, balanced):
-    """This rank's rows. Balanced: a piece from each end, because late rows attend to more than early ones."""
+    """Returns the rows of a rank. balanced: a piece from each end, because late rows attend to more than early ones."""
     if not balanced:
         return x.chunk(size, dim=2)[rank].contiguous()
     pieces = x.chunk(2 * size, dim=2)
@@ -72,7 +73,7 @@ def test_ring_attention_and_its_gradients(shared, size, method, causal, balanced
 
 
 def gathered(world):
-    """Flexible attention gathers keys and values instead, and scatters the sums of their gradients."""
+    """Checks the gather of flexible attention: it gathers keys and values, and scatters the sums of their gradients."""
     key, value = [x.chunk(world.size, dim=2)[world.rank].clone().requires_grad_() for x in sequences()[:2]]
     whole = torch.ops.cplib.flex_cp_allgather(key, value, 2, dist.group.WORLD.group_name)
     for ours, judged in zip(whole, sequences()):
@@ -84,7 +85,7 @@ def gathered(world):
     torch.testing.assert_close(value.grad, 2 * mine)
 
 
-def test_keys_and_values_gathered(shared):
+def test_keys_and_values_are_gathered_with_gradients(shared):
     shared(3).run(gathered)
 
 

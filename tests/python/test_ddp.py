@@ -1,5 +1,5 @@
 """DistributedDataParallel: the same training on tutti and on gloo must give the same parameters, whatever options,
-hooks and models are used; the judge of the plain case is one process that has everybody's batches.
+hooks and models are used. The plain case is also compared with one process that has the batches of all ranks.
 
 Not here, because torch 2.13 itself fails on CPU tensors, with gloo as well (below site-packages/torch):
 - SyncBatchNorm is refused, nn/modules/batchnorm.py:845-854.
@@ -39,7 +39,7 @@ class Branches(torch.nn.Module):
 
 
 class Recomputed(torch.nn.Module):
-    """Its middle runs again in backward, which DDP permits when the graph is static."""
+    """A model whose middle layers run again in backward, which DDP permits when the graph is static."""
 
     def __init__(self):
         super().__init__()
@@ -106,18 +106,20 @@ def built_in(kind):
 
 
 def with_optimizer(model, group):
-    """Updates a parameter as soon as its gradient is reduced."""
+    """Registers a hook that updates a parameter as soon as its gradient is reduced."""
     model._register_fused_optim(torch.optim.SGD, 0.05)
 
 
 # ---- one training, many configurations ----
 @dataclass
 class Case:
+    """One training. options: of DistributedDataParallel. batches: for each step; all but the last run without
+    communication. alike: all ranks end with the same parameters."""
     model: Callable = network
-    options: dict = field(default_factory=dict)     # of DistributedDataParallel
+    options: dict = field(default_factory=dict)
     hook: Callable | None = None
-    batches: int = 1                                # for each step, all but the last without communication
-    alike: bool = True                              # all ranks have the same parameters
+    batches: int = 1
+    alike: bool = True
 
 
 CASES = {
@@ -202,7 +204,7 @@ def test_trains_as_one_process_with_all_batches(shared, size):
 
 
 def run_communicating_callbacks(world):
-    """Callbacks that communicate, for several buckets: their order must be the program's."""
+    """Checks callbacks that communicate, for several buckets: blocking_futures gives them the order of the program."""
     case = Case(hook=of_low_rank(powerSGD_hook.powerSGD_hook), options={"bucket_cap_mb": 0.002})
     group = dist.new_group(pg_options=torch_tutti.Options(blocking_futures=True))
     parameters, again, third = (train_case(world, case, group)[0] for _ in range(3))
@@ -212,14 +214,14 @@ def run_communicating_callbacks(world):
 
 
 @pytest.mark.parametrize("size", [2, 3])
-def test_callbacks_that_communicate_in_the_order_of_the_program(shared, size):
+def test_callbacks_may_communicate_with_blocking_futures(shared, size):
     shared(size).run(run_communicating_callbacks)
 
 
 # ---- groups and several models ----
 @contextlib.contextmanager
 def groups_of(ranks):
-    """A group of these ranks for each backend, on their members; all ranks call it."""
+    """A context with a group of these ranks for each backend. All ranks must enter it."""
     groups = [dist.new_group(ranks, backend=backend) for backend in ("tutti", "gloo")]
     yield groups
     for group in groups:
@@ -231,11 +233,12 @@ def run_in_subgroup(world):
     with groups_of([0, 2]) as groups:
         if world.rank != 1:
             (mine, _), (judge, _) = (train_case(world, Case(), group) for group in groups)
-            assert torch.equal(mine, judge)                 # two members
+            # A sum of two terms has one order.
+            assert torch.equal(mine, judge)
     dist.barrier()
 
 
-def test_in_a_subgroup(shared):
+def test_subgroup_trains_as_with_gloo(shared):
     shared(3).run(run_in_subgroup)
 
 
@@ -261,7 +264,7 @@ def run_two(world):
     same_on_all_ranks(world, mine)
 
 
-def test_two_models_in_turn(shared):
+def test_two_models_in_turn_train_as_with_gloo(shared):
     shared(2).run(run_two)
 
 
@@ -282,7 +285,7 @@ def wrap_different_models(world):
 
 
 def test_different_models_are_an_error_on_all_ranks(shared):
-    """DDP compares the models through the group before anything else, and must get to say what it found."""
+    """DDP compares the models through the group first. Its own error must reach all ranks."""
     outcomes = shared(2).outcomes(wrap_different_models)
     assert all("DDP expects same model across all ranks" in o.text for o in outcomes), [o.text for o in outcomes]
 
@@ -307,18 +310,18 @@ def run_uneven(world, options):
 
 @pytest.mark.parametrize("size", [2, 3])
 @pytest.mark.parametrize("initially", [True, False])
-def test_join_with_uneven_inputs(shared, size, initially):
+def test_join_with_uneven_inputs_trains_as_with_gloo(shared, size, initially):
     shared(size).run(run_uneven, {"divide_by_initial_world_size": initially})
 
 
-def test_join_that_ends_with_the_first_rank(shared):
+def test_join_may_end_all_ranks_with_the_first(shared):
     outcomes = shared(2).outcomes(train_uneven, None, {"throw_on_early_termination": True})
     assert all(o.error == "RuntimeError" and "exhausted" in o.text for o in outcomes), [o.text for o in outcomes]
 
 
 # ---- averaging models instead of gradients ----
 def train_locally(world, group, subgroup):
-    """Averages gradients of everybody at first, then of pairs only, and models of everybody every second step."""
+    """Averages gradients of all ranks at first, then of pairs only, and the models of all ranks every second step."""
     from torch.distributed.algorithms.ddp_comm_hooks import post_localSGD_hook
     from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
     from torch.distributed.optim import PostLocalSGDOptimizer
@@ -352,13 +355,13 @@ def run_local(world):
     return apart
 
 
-def test_post_local_descent(shared):
+def test_post_local_descent_averages_models(shared):
     """After the start, ranks of different pairs differ until the models are averaged."""
     assert shared(4).run(run_local) == [[False, False, False, True, False, True]] * 4
 
 
 def average_in_levels(world):
-    """Each rank adds its own number; everybody averages at first and every second step, pairs at the others."""
+    """Each rank adds its own number. All ranks average in the first step and every second one, pairs in the others."""
     from collections import OrderedDict
     from torch.distributed.algorithms.model_averaging.hierarchical_model_averager import HierarchicalModelAverager
     averager = HierarchicalModelAverager(OrderedDict([(1, 2), (2, 4)]), warmup_steps=0)
@@ -372,6 +375,7 @@ def average_in_levels(world):
     return seen
 
 
-def test_averaging_in_levels(shared):
-    low, high = [1.5, 2.0, 4.5], [1.5, 4.0, 4.5]        # 1.5: of 0 to 3; 2 and 4: that plus the pair's mean
+def test_hierarchical_averager_averages_in_levels(shared):
+    # 1.5 is the mean of 0 to 3. The second step adds the mean of a pair, the third averages over all ranks again.
+    low, high = [1.5, 2.0, 4.5], [1.5, 4.0, 4.5]
     assert shared(4).run(average_in_levels) == [low, low, high, high]

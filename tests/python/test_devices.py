@@ -18,7 +18,7 @@ def device():
 
 @pytest.fixture(scope="module")
 def on_device(device, tmp_path_factory):
-    """on_device(size): ranks that have joined a group for the CPU and the emulated device."""
+    """A function: on_device(size) returns ranks that have joined a group for the CPU and the emulated device."""
     with kept_ranks(lambda size: Ranks(size, tmp_path_factory.mktemp("sim"), join=False),
                     lambda ranks: ranks.run(device_checks.join, "sim")) as of_size:
         yield of_size
@@ -26,7 +26,7 @@ def on_device(device, tmp_path_factory):
 
 @pytest.mark.parametrize("later", [False, True], ids=["blocking", "asynchronous"])
 @pytest.mark.parametrize("size", [2, 3])
-def test_operations(on_device, size, later):
+def test_operations_give_the_results_of_the_cpu(on_device, size, later):
     on_device(size).run(device_checks.check_operations, later)
 
 
@@ -37,8 +37,8 @@ def test_device(on_device, check):
     on_device(2).run(check)
 
 
-def test_copies_that_fail(device, fresh):
-    """Tests without torch's recorder, because the hooks of torch 2.15's have each result delivered at once."""
+def test_failing_copy_is_an_error_of_the_wait(device, fresh):
+    """Turns torch's flight recorder off, because the hooks of torch 2.15's recorder deliver each result at once."""
     ranks = fresh(2, join=False, environment={"TORCH_FR_BUFFER_SIZE": "0"})
     ranks.run(device_checks.join, "sim")
     ranks.run(device_failures.check_failing_copies)
@@ -46,9 +46,9 @@ def test_copies_that_fail(device, fresh):
 
 @pytest.mark.parametrize("options", [{}, {"bucket_cap_mb": 0.01, "gradient_as_bucket_view": True}],
                          ids=["one bucket", "small buckets"])
-def test_data_parallel(on_device, options):
+def test_data_parallel_trains_as_one_process(on_device, options):
     on_device(2).run(device_training.check_data_parallel, options)
 
 
-def test_fully_sharded(on_device):
+def test_fully_sharded_trains_as_one_process(on_device):
     on_device(2).run(device_training.check_fully_sharded)

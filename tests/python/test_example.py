@@ -1,6 +1,6 @@
-"""examples/train_gpt.py on a tiny model: goes on from a checkpoint as if never stopped, agrees with gloo, and Ctrl-C
-ends it cleanly. Two tests let it start its ranks by
-torchrun; the others start them where torch is loaded already."""
+"""Tests of examples/train_gpt.py on a tiny model: it goes on from a checkpoint as if it had not stopped, agrees with
+gloo, and ends cleanly on Ctrl-C. In two tests the program itself starts torchrun; the others fork its ranks where torch
+is loaded already."""
 import importlib.metadata
 import os
 import signal
@@ -37,7 +37,7 @@ def options(*arguments):
 
 
 def train(*arguments):
-    """Returns the output of as many ranks as it would start itself."""
+    """Runs as many ranks as the program would start itself. Returns their output."""
     words = options(*arguments)
     return succeeded(run_ranks(train_gpt.parse(words).ranks, SCRIPT, *words))
 
@@ -52,13 +52,14 @@ def test_resumed_run_has_the_same_losses(tmp_path):
 
 
 def test_losses_equal_those_on_gloo():
-    """Here the program itself starts torchrun."""
+    """The program itself starts torchrun."""
     shown = succeeded(run_python(SCRIPT, *options("--compare")))
     assert "differ by at most 0 " in shown and "the same bits" in shown and "DIFFERENT" not in shown
 
 
 def test_zero_goes_on_where_data_parallel_training_stopped(tmp_path):
-    """With one copy of the parameters, from a checkpoint of whole ones; and --compare finds the losses of gloo."""
+    """ZeRO with one copy of the parameters goes on from a checkpoint of data parallelism. --compare finds the losses of
+    gloo."""
     train("--checkpoint", tmp_path / "at8", "--every", 8, "--losses", tmp_path / "whole")
     train("--zero", 3, "--resume", tmp_path / "at8", "--checkpoint", tmp_path / "at12", "--every", 12,
           "--losses", tmp_path / "zero")
@@ -70,7 +71,7 @@ def test_zero_goes_on_where_data_parallel_training_stopped(tmp_path):
     assert "identical" in train("--zero", 3, "--precision", "bf16")
 
 
-def test_compressed_gradients(tmp_path):
+def test_compressed_training_resumes_with_its_residuals(tmp_path):
     """A checkpoint has the residuals of compression, with DistributedDataParallel and with ZeRO, so the resumed losses
     agree."""
     for way in ([], ["--zero", 2]):
@@ -95,14 +96,15 @@ def processes_of(run):
     return found
 
 
-def test_interrupt_leaves_nothing():
+def test_interrupt_leaves_no_process():
     mark = f"of {os.getpid()}"
     run = subprocess.Popen([sys.executable, SCRIPT, *options("--steps", 10**6)], env=dict(os.environ, TEST_RUN=mark),
                            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True)
     try:
         assert "parameters" in run.stdout.readline()
         time.sleep(0.5)
-        os.killpg(run.pid, signal.SIGINT)       # what a terminal does on Ctrl-C
+        # A terminal does this on Ctrl-C.
+        os.killpg(run.pid, signal.SIGINT)
         rest, _ = run.communicate(timeout=60)
     finally:
         run.kill()
@@ -116,7 +118,7 @@ SMALL = "--steps 20 --layers 4 --heads 4 --batch 16".split()
 
 @pytest.fixture(scope="module")
 def one_process(tmp_path_factory):
-    """Losses of one rank, with MLPs and with experts."""
+    """Returns the losses of one rank, with MLPs and with experts."""
     folder = tmp_path_factory.mktemp("one")
     train(*SMALL, "--tp", 1, "--losses", folder / "mlp")
     train(*SMALL, "--tp", 1, "--experts", 8, "--losses", folder / "experts")
@@ -137,7 +139,7 @@ def test_a_divided_model_trains_as_one_process(one_process, tmp_path, division):
     ("--dp 2 --batch 3", "--batch 3 sequences are not a multiple of 2 ranks of dp x 1 microbatches"),
     ("--experts 8", "--experts and --microbatches need --tp, --pp, --dp or --ep"),
     ("--tp 2 --compare", "work only with tutti, the CPU and adamw")])
-def test_divisions_that_cannot_be(capsys, wrong, text):
+def test_impossible_divisions_are_refused(capsys, wrong, text):
     with pytest.raises(SystemExit):
         train_gpt.parse([*TINY, *wrong.split()])
     assert text in capsys.readouterr().err

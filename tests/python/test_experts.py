@@ -1,5 +1,5 @@
-"""Experts on several ranks: forward and backward of any routing are those of a loop over experts in one process, on
-memory in common, by messages, and on gloo; decoding in one round; routers, balance, and mistakes."""
+"""Tests of experts on several ranks: forward and backward of any routing give what a loop over experts gives in one
+process, in common memory, by messages, and on gloo. Also decoding in one round, routers, balance, and mistakes."""
 import pytest
 import torch
 import torch.distributed as dist
@@ -14,12 +14,13 @@ def numbers(seed, *shape):
 
 
 def tokens_of(rank):
-    """Ranks have different numbers of tokens."""
+    """Returns the number of tokens of a rank; ranks have different numbers."""
     return 13 + 5 * rank
 
 
 def routing(way, rank, count, of, k):
-    """[tokens, k]: at random, all to one, with choices of none, and one expert that nobody chooses."""
+    """Returns the chosen experts, [tokens, k]. way: "random"; "one", all choose the last expert; "none", some choices
+    are -1, no expert; "empty", no token chooses expert 1."""
     draw = torch.Generator().manual_seed(100 * rank + len(way))
     chosen = torch.rand(count, of, generator=draw).topk(k).indices
     if way == "one":
@@ -36,7 +37,7 @@ def weights_of_experts(of, dtype):
 
 
 def kept(chosen, capacity):
-    """Whether a choice finds room: the first `capacity` of each expert do."""
+    """Returns for each choice whether its expert takes it: an expert takes its first `capacity` choices."""
     seen, out = {}, torch.ones(chosen.shape, dtype=torch.bool)
     for t, row in enumerate(chosen.tolist()):
         for k, expert in enumerate(row):
@@ -46,7 +47,7 @@ def kept(chosen, capacity):
 
 
 def dense(x, chosen, scores, up, down, capacity):
-    """A loop over experts, of one rank's tokens."""
+    """Returns the result for one rank's tokens, by a loop over experts."""
     out, fits = torch.zeros_like(x, dtype=scores.dtype), kept(chosen, capacity)
     for k in range(chosen.shape[1]):
         for expert in range(len(up)):
@@ -57,7 +58,7 @@ def dense(x, chosen, scores, up, down, capacity):
 
 
 def apply_mine(batch, up, down):
-    """This rank's experts, each on its rows."""
+    """Applies this rank's experts, each to its rows."""
     if batch.tokens.dim() == 3:
         return gelu(batch.tokens @ up) @ down
     parts = batch.tokens.split(batch.counts.tolist())
@@ -78,7 +79,8 @@ def check(world, dispatcher, way, k, dtype=torch.float32, limit=1e-5):
     expected = dense(x2, chosen, scores2, up2, down2, dispatcher.capacity)
     close = {"rtol": limit, "atol": limit}
     torch.testing.assert_close(y, expected, **close)
-    for turn in range(2):                                   # gradients add up, and arrays are used again
+    # Gradients of two passes add up, and buffers are used again.
+    for turn in range(2):
         y.to(exact).square().sum().backward(retain_graph=turn == 0)
         expected.to(exact).square().sum().backward(retain_graph=turn == 0)
     torch.testing.assert_close(x.grad, x2.grad, **close)
@@ -108,12 +110,12 @@ def everything(world):
 
 
 @pytest.mark.parametrize("size", [2, 3])
-def test_equal_a_loop_over_experts(shared, size):
+def test_experts_equal_a_loop_in_one_process(shared, size):
     shared(size).run(everything)
 
 
 def bits(world):
-    """Memory in common and messages give the same bits."""
+    """Checks that common memory and messages give the same bits."""
     count, of = 50, 2 * world.size
     x, scores = numbers(world.rank, count, 96), numbers(9, count, 2).softmax(-1)
     chosen, results = routing("random", world.rank, count, of, 2), []
@@ -125,7 +127,7 @@ def bits(world):
         assert torch.equal(one, other)
 
 
-def test_ways_agree_to_the_bit(shared):
+def test_common_memory_and_messages_give_the_same_bits(shared):
     shared(2).run(bits)
 
 
@@ -139,7 +141,8 @@ def in_pieces(world):
         def expert(rows, counts):
             parts = rows.split(counts.tolist())
             return torch.cat([gelu(part @ a) @ b for part, a, b in zip(parts, up, down)])
-        for chunks in 1, 3, 50:                             # 50: some pieces have no token
+        # With 50 chunks, some have no token.
+        for chunks in 1, 3, 50:
             leaf = x.clone().requires_grad_()
             y = dispatcher.run(expert, leaf, scores, chosen, chunks)
             y.square().sum().backward()
@@ -150,12 +153,12 @@ def in_pieces(world):
         dispatcher.run(expert, x, scores, chosen, 0)
 
 
-def test_pieces_are_the_whole(shared):
+def test_chunks_give_the_result_of_one_batch(shared):
     shared(2).run(in_pieces)
 
 
 def grow(world):
-    """Batches that are held take new memory, and what is given back is used again."""
+    """Checks that memory of a batch that the program holds is not used again, and that freed memory is."""
     from torch_tutti.experts._pool import shared_of
     dispatcher, held = experts.Dispatcher(2 * world.size), []
     shared = shared_of(dispatcher.group)
@@ -166,7 +169,8 @@ def grow(world):
         held.append((x, chosen, batch, batch.tokens.clone()))
         y = dispatcher.combine(batch.tokens, torch.full((400, 2), 0.5), batch)
         torch.testing.assert_close(y, x)
-        for _, _, old, tokens in held:                      # nobody has written over them
+        # Later batches have not overwritten the earlier ones.
+        for _, _, old, tokens in held:
             assert torch.equal(old.tokens, tokens)
     rooms = shared.pool.room
     del held, batch, old
@@ -174,8 +178,8 @@ def grow(world):
     assert shared.pool.room == rooms and shared.take().size == rooms
 
 
-@pytest.mark.one_host("memory is in common on one host")
-def test_memory_is_used_again(shared):
+@pytest.mark.one_host("ranks have common memory on one host only")
+def test_freed_memory_is_used_again(shared):
     shared(2).run(grow)
 
 
@@ -201,13 +205,14 @@ def decode(world):
             assert torch.equal(y, expected)
 
 
-@pytest.mark.one_host("a Decoder needs one")
-def test_decoding_in_one_round(shared):
+@pytest.mark.one_host("a Decoder needs all ranks on one host")
+def test_decoder_gives_the_results_of_a_dispatcher(shared):
     shared(3).run(decode)
 
 
 def run_ahead(world):
-    """Rank 1 has written what it sends in the third dispatch before rank 0 calls that."""
+    """Rank 1 writes its rows of the third dispatch before rank 0 calls it. Rank 0 must still have those of the
+    first."""
     from torch_tutti.experts import _decoder
     decoder, chosen = experts.Decoder(2, 4, 3), torch.tensor([[0], [0], [0]])
     rows, counts = decoder.dispatch(torch.full((3, 4), 1.0), chosen)
@@ -223,13 +228,13 @@ def run_ahead(world):
         _decoder.barrier = barrier
 
 
-@pytest.mark.one_host("a Decoder needs one")
-def test_what_a_decoder_gave_is_there_until_the_second_dispatch_after_it(fresh):
+@pytest.mark.one_host("a Decoder needs all ranks on one host")
+def test_rows_of_a_decoder_outlive_the_next_dispatch(fresh):
     fresh(2).run(run_ahead)
 
 
 # ---- routers ----
-def test_routers():
+def test_route_chooses_and_weighs_experts():
     logits = numbers(1, 10, 6)
     weights, chosen = experts.route(logits, 2)
     top = logits.softmax(-1).topk(2)
@@ -254,7 +259,8 @@ def test_routers():
 
 
 def chosen_in_groups(scores, k, n_group, topk_group):
-    """One token in plain Python: the groups with the largest sums of two scores, then the largest scores there."""
+    """Returns the choices of one token, in plain Python: the groups with the largest sums of two scores, then the
+    largest scores there."""
     size = len(scores) // n_group
     groups = [range(group * size, (group + 1) * size) for group in range(n_group)]
     groups.sort(key=lambda group: -sum(sorted(scores[expert] for expert in group)[-2:]))
@@ -263,7 +269,7 @@ def chosen_in_groups(scores, k, n_group, topk_group):
 
 
 @pytest.mark.parametrize("experts_, k, n_group, topk_group", [(12, 4, 4, 2), (12, 6, 4, 2), (8, 3, 8, 4), (6, 2, 1, 1)])
-def test_routing_in_groups(experts_, k, n_group, topk_group):
+def test_route_chooses_within_the_best_groups(experts_, k, n_group, topk_group):
     logits, bias = numbers(5, 40, experts_).requires_grad_(), numbers(6, experts_)
     for score, given in (("sigmoid", bias), ("softmax", None)):
         weights, chosen = experts.route(logits, k, score=score, bias=given, n_group=n_group, topk_group=topk_group)
@@ -288,7 +294,8 @@ def balance(world):
     loss = experts.balance_loss(skewed, experts.route(skewed, 1)[1])
     assert loss > 2
     loss.backward()
-    assert (skewed.grad[:, 0] > 0).all()                    # less of the first is better
+    # The first expert has too many tokens, so its logits should fall.
+    assert (skewed.grad[:, 0] > 0).all()
     balance = experts.Balance(4, rate=0.01)
     for _ in range(100):
         chosen = experts.route(skewed.detach() / 4, 1, bias=balance.bias)[1]
@@ -303,13 +310,13 @@ def balance(world):
     assert torch.equal(others, balance.bias)
 
 
-def test_balance(shared):
+def test_balance_evens_out_the_load(shared):
     shared(2).run(balance)
 
 
 # ---- mistakes ----
 def refused(world, dispatcher, wrong, text, others, error=ValueError):
-    """Rank 1 does it wrong; all raise, the others ValueError."""
+    """Rank 1 passes the wrong arguments. It must raise this error, and the other ranks ValueError."""
     x, chosen = torch.ones(4, 8), torch.zeros(4, 2, dtype=torch.int64)
     with pytest.raises(error if world.rank == 1 else ValueError, match=text if world.rank == 1 else others):
         dispatcher.dispatch(*(wrong if world.rank == 1 else (x, chosen)))
@@ -344,7 +351,7 @@ def mistakes(world):
             experts.Dispatcher(**wrong)
 
 
-def test_mistakes_are_told_to_all(shared):
+def test_mistake_of_one_rank_is_an_error_on_all(shared):
     shared(2).run(mistakes)
 
 
@@ -386,8 +393,8 @@ def mistakes_in_common(world):
         experts.Decoder(4, 8, 4, world.gloo)
 
 
-@pytest.mark.one_host("by messages others are not told, and a Decoder needs one")
-def test_mistakes_are_told_in_common_memory(shared):
+@pytest.mark.one_host("by messages, other ranks do not get the error, and a Decoder needs one host")
+def test_mistake_in_common_memory_is_an_error_on_all(shared):
     shared(2).run(mistakes_in_common)
 
 
@@ -400,7 +407,7 @@ def die(world):
     dispatcher.combine(batch.tokens, torch.ones(4, 2), batch)
 
 
-def test_a_rank_that_dies_is_told(fresh):
+def test_death_of_a_rank_is_an_error(fresh):
     outcome = fresh(2).outcomes(die)[0]
     assert outcome.error == "PeerError" and "experts: rank 0 of the group waits in combine(), " in outcome.text
     assert "rank 1" in outcome.text.removeprefix("experts: rank 0")

@@ -1,4 +1,5 @@
-"""Errors of one rank between the steps of experts: the other ranks do not wait, and their errors name the step."""
+"""Tests of an error of one rank between the steps of experts: the other ranks do not wait, and their errors name the
+step."""
 import os
 
 import pytest
@@ -30,8 +31,8 @@ def run_failing(world, dtype, act):
 
 @pytest.mark.parametrize("dtype, act, error", [(torch.float32, fail, "KeyError"), (torch.float64, fail, "KeyError"),
                                                (torch.float64, give_wrong, "ValueError")])
-def test_an_expert_that_raises(fresh, dtype, act, error):
-    """In shared memory (float32) and by messages (float64)."""
+def test_expert_that_raises_ends_the_waits_of_others(fresh, dtype, act, error):
+    """Rows of float32 go through shared memory, those of float64 by messages."""
     outcomes = fresh(2).outcomes(run_failing, dtype, act)
     failures(outcomes[1:], error, "of the user's" if act is fail else "combine: the experts' outputs are [")
     failures(outcomes[:1], "AbortedError", "experts: rank 0 of the group waits in ", "which another rank has not "
@@ -51,6 +52,6 @@ def end_in_backward(world):
     experts.Dispatcher(4).combine(outputs, torch.ones(4, 2), batch).sum().backward()
 
 
-def test_a_rank_that_ends_in_the_backward_pass(fresh):
+def test_death_in_the_backward_pass_is_an_error(fresh):
     outcome = fresh(2).outcomes(end_in_backward)[0]
     failures([outcome], "PeerError", "experts: rank 0 of the group waits in the backward pass of dispatch(), ")

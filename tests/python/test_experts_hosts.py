@@ -1,5 +1,5 @@
-"""Experts over several simulated hosts: results are those of one process, each token crosses to a host once and comes
-back once, and an error of one rank ends the waits of all."""
+"""Tests of experts over several simulated hosts: results are those of one process, each token is sent to a host once
+and its result comes back once, and an error of one rank ends the waits of all."""
 import pytest
 import torch
 from test_experts import check, numbers, routing, weights_of_experts
@@ -22,7 +22,8 @@ class ByMessages(experts.Dispatcher):
 
 # ---- results ----
 def way_of(dispatcher, least_bytes=0):
-    """The way of a batch of some bytes. least_bytes: batches of this process are as large as that, or are small."""
+    """Returns the class that exchanges a small batch. least_bytes: the size from which batches of this process go by
+    Across, from now on."""
     _across.LEAST_BYTES = least_bytes
     batch = dispatcher.dispatch(torch.ones(1, 8), torch.zeros(1, 1, dtype=torch.int64))
     dispatcher.combine(batch.tokens, torch.ones(1, 1), batch)
@@ -40,11 +41,13 @@ def everything(world):
     check(world, plain, "none", 2, torch.float64, 1e-13)
     equal_by_messages(world)
     in_pieces(world)
-    check(world, plain, "empty", 1 + world.rank % 2)        # ranks have different numbers of choices
+    # Ranks have different numbers of choices.
+    check(world, plain, "empty", 1 + world.rank % 2)
 
 
 def equal_by_messages(world):
-    """Rows and gradients of weights are the same bits, and sums of one term. 64 choices leave no room for a message."""
+    """Checks Across against messages between all ranks: rows, gradients of weights and sums of one term have the same
+    bits. With 64 choices, a token has too many for Across."""
     for k in 1, 4, 64:
         x, scores = numbers(world.rank, 20, 96).to(torch.bfloat16), numbers(9, 20, k).softmax(-1)
         chosen, found = routing("random", world.rank, 20, 64, k), []
@@ -56,12 +59,13 @@ def equal_by_messages(world):
             y.backward(numbers(4, 20, 96).to(torch.bfloat16))
             found.append((batch.tokens.detach().clone(), weights.grad, y.detach(), leaf.grad))
         for number, (one, other) in enumerate(zip(*found)):
-            limit = 3e-2 if k == 4 and number >= 2 else 0       # the others have no sum of several rows
+            # All other results are the same bits: they have no sum of several rows.
+            limit = 3e-2 if k == 4 and number >= 2 else 0
             torch.testing.assert_close(one, other, rtol=limit, atol=limit)
 
 
 def in_pieces(world):
-    """Messages of one part are on their way while the part before is combined."""
+    """Runs a batch in chunks: messages of one chunk are in flight while the chunk before is combined."""
     dispatcher, x = experts.Dispatcher(8), numbers(world.rank, 9 + world.rank, 24)
     chosen, weights = routing("none", world.rank, len(x), 8, 2), numbers(3, len(x), 2)
     up = weights_of_experts(8, torch.float32)[0][list(dispatcher.mine)]
@@ -78,17 +82,19 @@ def in_pieces(world):
 
 
 @pytest.mark.parametrize("hosts", ["0,0,1,1", "0,0,0,1", "0,1,2,0"])
-def test_equal_a_loop_over_experts(fresh, hosts):
+def test_experts_on_several_hosts_equal_a_loop_in_one_process(fresh, hosts):
     fresh(4, environment={"TUTTI_HOSTS": hosts}).run(everything)
 
 
-# ---- what crosses ----
+# ---- messages between hosts ----
 def messages_of(world):
-    """The messages of one step forward and backward: (rank that gets it, bytes)."""
+    """Returns the messages that this rank sends in one step, forward and backward, as (receiver, bytes)."""
     dispatcher, x = experts.Dispatcher(8), numbers(world.rank, 10, 32).to(torch.bfloat16).requires_grad_()
-    chosen = torch.arange(8).expand(10, 8)                  # all experts, so two on each other rank
+    # Each token chooses all experts, so two on each rank.
+    chosen = torch.arange(8).expand(10, 8)
     weights = torch.full((10, 8), 0.125, requires_grad=True)
-    way_of(dispatcher)                                      # makes the shared memory
+    # Makes the shared memory, before messages are recorded.
+    way_of(dispatcher)
     before = len(_recorder.recorded(10000)["entries"])
     batch = dispatcher.dispatch(x, chosen)
     dispatcher.combine(batch.tokens, weights, batch).sum().backward()
@@ -101,25 +107,27 @@ def messages_of(world):
     return sent
 
 
-@pytest.mark.parametrize("hosts, guests", [("0,0,1,1", {0: [2], 1: [3], 2: [0], 3: [1]}),
+@pytest.mark.parametrize("hosts, senders", [("0,0,1,1", {0: [2], 1: [3], 2: [0], 3: [1]}),
                                            ("0,0,0,1", {0: [3], 1: [], 2: [], 3: [0, 1, 2]})])
-def test_a_token_crosses_to_a_host_once(fresh, hosts, guests):
-    """10 tokens of 64 bytes and 8 choices. guests: for each rank, the ranks whose tokens it receives. There go tokens
-    with their choices, weights and gradients; back come sums, products for the weights, and sums of gradients."""
+def test_token_is_sent_to_a_host_once(fresh, hosts, senders):
+    """10 tokens of 64 bytes and 8 choices. senders: for each rank, the ranks of other hosts whose tokens it receives. A
+    sender sends tokens with their choices, weights, and gradients. It gets back sums, products for the weights, and
+    sums of gradients."""
     sent = fresh(4, environment={"TUTTI_HOSTS": hosts, "TORCH_FR_BUFFER_SIZE": "1000"}).run(messages_of)
     for rank, found in enumerate(sent):
-        there = [(other, size) for other in guests if rank in guests[other] for size in (640 + 320, 320, 640)]
-        back = [(guest, size) for guest in guests[rank] for size in (640, 320, 640)]
+        there = [(other, size) for other in senders if rank in senders[other] for size in (640 + 320, 320, 640)]
+        back = [(sender, size) for sender in senders[rank] for size in (640, 320, 640)]
         assert sorted(found) == sorted(there + back)
 
 
-def test_the_receiver_of_each_rank():
+def test_each_rank_has_one_receiver_on_each_other_host():
     ranks = [Hosts([0, 1, 0, 2, 0, 1], rank) for rank in range(6)]
     assert [hosts.receivers for hosts in ranks] == [[1, 3], [0, 3], [5, 3], [0, 1], [1, 3], [2, 3]]
     for rank, hosts in enumerate(ranks):
         assert sorted(hosts.sources) == [other for other in range(6) if rank in ranks[other].receivers]
     chosen = torch.tensor([[0, 5], [3, 1], [2, -1], [5, 1]])
-    placed = torch.tensor([[0, 0], [0, 0], [0, -1], [-1, 1]])     # the last token's first choice is dropped
+    # The first choice of the last token is dropped.
+    placed = torch.tensor([[0, 0], [0, 0], [0, -1], [-1, 1]])
     sends = plan_sends(ranks[0], chosen, placed, 6)
     assert [tokens.tolist() for tokens in sends.tokens] == [[0, 1, 3], [1]]
     assert [choices.tolist() for choices in sends.choices] == [[[-1, 5], [-1, 1], [-1, 1]], [[3, -1]]]
@@ -151,7 +159,7 @@ def run_failing(world, least_bytes):
     (combine_wrong, 0, "ValueError", "combine: the experts' outputs are [8, 3]"),
     (combine_wrong, 1 << 20, "ValueError", "combine: the experts' outputs are [8, 3]"),
     (run_failing, 0, "KeyError", "of the user's")])
-def test_an_error_of_one_rank(fresh, act, least_bytes, error, text):
+def test_error_of_one_rank_ends_the_waits_of_all(fresh, act, least_bytes, error, text):
     """Batches below 1 << 20 bytes travel by all_to_all."""
     outcomes = fresh(4, environment={"TUTTI_HOSTS": "0,0,1,1"}).outcomes(act, least_bytes)
     failures([outcomes.pop(1)], error, text)

@@ -1,6 +1,6 @@
-"""Experts as programs use them: views and types of all kinds, no tokens at all, gradients on some ranks, experts
-without rows, work in place, checkpointed activations, batches side by side, memory that is freed anywhere, groups that
-end."""
+"""Tests of experts as programs use them: views and types of all kinds, no tokens at all, gradients on some ranks,
+experts without rows, work in place, checkpointed activations, batches side by side, memory that is freed anywhere,
+groups that end."""
 import gc
 import os
 import sys
@@ -34,7 +34,7 @@ def on_both(world, case):
         case(world, group)
 
 
-# ---- what is given ----
+# ---- arguments ----
 def views(world, group):
     dispatcher, base = experts.Dispatcher(4, group), numbers(world.rank, 24, 18).requires_grad_()
     x, chosen = base.t()[::2, 1::3], CHOSEN.t().contiguous().t().to(torch.uint8)
@@ -44,7 +44,8 @@ def views(world, group):
         torch.testing.assert_close(y, expected)
         torch.testing.assert_close(gradients(y.t(), base, weights),
                                    gradients(expected, base, weights, retain_graph=True), rtol=1e-5, atol=1e-5)
-    many = torch.arange(64).expand(9, 64)                   # experts chosen more than once, and all of them
+    # Each token chooses each of 4 experts several times, or each of 64 once.
+    many = torch.arange(64).expand(9, 64)
     for of, weights in ((4, numbers(4, 9, 64).requires_grad_()), (64, numbers(4, 9, 64).requires_grad_())):
         y = through(experts.Dispatcher(of, group), x, many % of, weights)
         torch.testing.assert_close(y, x * 2 * weights.sum(1, keepdim=True), rtol=1e-4, atol=1e-4)
@@ -56,7 +57,8 @@ def views(world, group):
 def nothing(world, group):
     for settings in {}, {"capacity": 3}, {"capacity": 3, "pad": True}:
         dispatcher = experts.Dispatcher(4, group, **settings)
-        for count, chosen in (0, CHOSEN[:0]), (3, CHOSEN[:3] * 0 - 1):      # nobody has tokens; nobody chooses
+        # First no rank has tokens; then no token chooses an expert.
+        for count, chosen in (0, CHOSEN[:0]), (3, CHOSEN[:3] * 0 - 1):
             x, weights = numbers(1, count, 8).requires_grad_(), numbers(2, count, 2).requires_grad_()
             y = through(dispatcher, x, chosen, weights) + dispatcher.run(lambda rows, _: rows, x, weights, chosen, 2)
             assert y.shape == (count, 8) and not y.any()
@@ -64,7 +66,7 @@ def nothing(world, group):
 
 
 @pytest.mark.parametrize("case", [views, nothing])
-def test_what_is_given(shared, case):
+def test_views_and_empty_batches_work(shared, case):
     shared(2).run(on_both, case)
 
 
@@ -142,7 +144,7 @@ def side_by_side(world, group):
 
 
 @pytest.mark.parametrize("case", [some_ranks, no_rows, in_place, twice, checkpointed, side_by_side])
-def test_graphs(shared, case):
+def test_gradients_are_right_in_any_graph(shared, case):
     shared(2).run(on_both, case)
 
 
@@ -160,16 +162,16 @@ class Cycle:
 
 
 class Interrupted(list):
-    """The collector comes whenever this has been read."""
+    """A list that runs Python's garbage collector after each iteration over it."""
 
     def __iter__(self):
         yield from super().__iter__()
         gc.collect()
 
 
-def test_extents_that_the_collector_frees(monkeypatch):
-    """The collector frees an extent in the middle of take(). The extent that take() has just chosen must not be joined
-    with it."""
+def test_extent_freed_within_take_is_not_joined(monkeypatch):
+    """The garbage collector frees an extent in the middle of take(). The pool must not join it with the extent that
+    take() has just chosen."""
     raised = []
     monkeypatch.setattr(sys, "unraisablehook", lambda what: raised.append(what.exc_value))
     monkeypatch.setattr(_pool, "_library", Nothing)
@@ -185,7 +187,8 @@ def test_extents_that_the_collector_frees(monkeypatch):
 
 
 def ended(world):
-    """Tensors outlive their group, a group is made again, and one that has ended is refused."""
+    """Checks that tensors outlive their group, that a group can be made again, and that a destroyed group is
+    refused."""
     kept = []
     for turn in range(3):
         group = dist.new_group([0, 1])
@@ -200,7 +203,7 @@ def ended(world):
         assert torch.equal(tokens, copy)
 
 
-def test_groups_that_end(shared):
+def test_tensors_outlive_their_group(shared):
     shared(2).run(ended)
 
 
@@ -211,7 +214,7 @@ def held(world):
 
 
 def left(world, other):
-    """Rank 1 has exited, and rank 0 still has what came from there."""
+    """Rank 1 exits. Rank 0 must still have the rows that came from rank 1."""
     if world.rank:
         os._exit(0)
     while os.path.exists(f"/proc/{other}"):
@@ -219,14 +222,14 @@ def left(world, other):
     assert torch.equal(world.kept["tokens"], world.kept["copy"])
 
 
-def test_a_rank_that_exits(fresh):
+def test_rows_outlive_the_rank_that_sent_them(fresh):
     ranks = fresh(2)
     stays, goes = ranks.outcomes(left, ranks.run(held)[1])
     assert not stays.failed, stays.trace
     assert goes.died == 0
 
 
-def test_all_calls_are_checked_by_torch(fresh):
+def test_experts_work_with_detail_debug_level(fresh):
     ranks = fresh(2, gloo=True, environment={"TORCH_DISTRIBUTED_DEBUG": "DETAIL"})
     ranks.run(on_both, views)
     ranks.run(on_both, checkpointed)

@@ -15,7 +15,7 @@ from ranks import threads_called
 
 
 def failures(outcomes, kind, *pieces):
-    """All of them failed with this class, and all texts have all pieces."""
+    """Asserts that all outcomes are errors of this class, and that each text has all pieces."""
     for rank, outcome in enumerate(outcomes):
         assert outcome.error == kind, f"rank {rank}: {outcome.error or outcome.value}: {outcome.text}\n{outcome.trace}"
         for piece in pieces:
@@ -36,7 +36,8 @@ def disagree_about(world, what):
         "large": lambda: dist.all_reduce(torch.ones(500_000 + me)),
         "splits": lambda: dist.all_to_all_single(torch.empty(2), torch.empty(2), [1, 1], [2, 0] if me else [1, 1]),
     }[what]()
-    if world.hosts > 1 or what in ("operation", "root"):  # a root that waits for nobody is told by its next call
+    # A root that waits for no other rank gets the error from its next call.
+    if world.hosts > 1 or what in ("operation", "root"):
         dist.barrier()
 
 
@@ -55,7 +56,7 @@ def one_differs(world):
     dist.all_reduce(torch.ones(9 if world.rank == 2 else 3))
 
 
-def test_one_of_four_differs(fresh):
+def test_one_rank_that_differs_is_an_error_on_all(fresh):
     failures(fresh(4).outcomes(one_differs), "MismatchError", "9", "3")
 
 
@@ -68,7 +69,8 @@ def after_failure(world):
         first = str(error)
     with pytest.raises(torch_tutti.MismatchError) as again:
         dist.barrier()
-    assert str(again.value) == first                      # it tells the same ever after
+    # Every later call raises the same error.
+    assert str(again.value) == first
     dist.destroy_process_group()
 
 
@@ -105,7 +107,7 @@ def never_call(world, kind):
 
 
 @pytest.mark.parametrize("kind", ["blocking", "async", "wait", "recv"])
-def test_rank_that_never_calls(fresh, kind):
+def test_rank_that_never_calls_is_a_timeout_error(fresh, kind):
     outcomes = fresh(2, timeout_s=60 if kind == "wait" else 1).outcomes(never_call, kind)
     failures(outcomes[:1], "TimeoutError", "1", "1000 ms")
 
@@ -173,7 +175,7 @@ def abort(world):
         dist.all_reduce(x)
 
 
-def test_abort_ends_it_everywhere(fresh):
+def test_abort_ends_operations_on_all_ranks(fresh):
     fresh(2).run(abort)
 
 
@@ -192,7 +194,7 @@ def shut_down(world):
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_destroying_ends_what_runs(fresh):
+def test_destroying_ends_running_operations(fresh):
     fresh(2).run(shut_down)
 
 
@@ -215,12 +217,13 @@ def shut_down_under_a_waiter(world):
     return seen
 
 
-def test_shutdown_lets_a_waiting_thread_go(fresh):
+def test_shutdown_ends_the_wait_of_a_thread(fresh):
     assert fresh(2).run(shut_down_under_a_waiter)[0] == ["AbortedError"]
 
 
 def shut_down_under_one_that_stays(world):
-    """A thread that is in a call for long: it tells of a failure, and the recorder takes its time."""
+    """Shuts the group down while a thread is in a call that has failed and is writing its trace. Returns the number of
+    progress threads that are left, and what the thread has seen."""
     import torch_tutti
     from torch_tutti import _recorder
     inside, go_on, seen = threading.Event(), threading.Event(), []
@@ -231,7 +234,7 @@ def shut_down_under_one_that_stays(world):
         try:
             dist.all_reduce(torch.ones(1 + world.rank))
         except torch_tutti.MismatchError:
-            seen.append("told")
+            seen.append("failed")
         for again in (lambda: dist.all_reduce(torch.ones(1)), lambda: dist.group.WORLD.send([torch.ones(1)], 0, 0)):
             with pytest.raises(torch_tutti.AbortedError, match="this group was shut down or destroyed"):
                 again()
@@ -247,10 +250,10 @@ def shut_down_under_one_that_stays(world):
     return there, seen
 
 
-def test_group_ends_under_a_thread_that_stays(fresh):
+def test_group_ends_while_a_thread_is_in_a_call(fresh):
     """The group ends while a thread is still in a call, and its later calls get an error with that reason."""
     ranks = fresh(2, environment={"TORCH_FR_BUFFER_SIZE": "10"})
-    assert ranks.run(shut_down_under_one_that_stays) == [(0, ["told", True])] * 2
+    assert ranks.run(shut_down_under_one_that_stays) == [(0, ["failed", True])] * 2
 
 
 def in_a_child(call):
@@ -276,17 +279,18 @@ def in_a_child(call):
 
 def use_in_a_child(world):
     text = in_a_child(lambda: dist.all_reduce(torch.ones(1)))
-    dist.barrier()                                         # the parent's group does not mind
+    # The parent's group still works.
+    dist.barrier()
     return text
 
 
-def test_child_process_is_told(fresh):
+def test_call_in_a_child_process_is_an_error(fresh):
     for text in fresh(2).run(use_in_a_child):
         assert text.startswith("ForkedError") and "child" in text
 
 
 def wait_in_a_child(world):
-    """Rank 1 makes its call when the children of rank 0 have said what they got."""
+    """Rank 1 makes its call when the children of rank 0 have reported their errors."""
     if world.rank == 1:
         world.store.wait(["asked"])
         dist.all_reduce(torch.ones(1))
@@ -308,7 +312,7 @@ def wait_in_a_child(world):
     return answers, fine
 
 
-def test_child_that_waits_for_what_its_parent_started_is_told(fresh):
+def test_wait_in_a_child_for_a_work_of_its_parent_is_an_error(fresh):
     answers, fine = fresh(2).run(wait_in_a_child)[0]
     assert fine == ["no error"] * 3
     for what, text in answers.items():
@@ -326,7 +330,7 @@ print("end")
 """
 
 
-def test_exit_without_destroying(tmp_path):
+def test_exit_with_a_pending_callback_is_clean(tmp_path):
     """The interpreter ends with a callback pending: no crash, no hang."""
     import subprocess
     import sys

@@ -1,5 +1,5 @@
-"""Tests of the flight recorder: its records of a group that works and of one that failed, and the verdicts of `tutti
-trace` and torch's own reader about them. Ranks write into a folder of the test."""
+"""Tests of the flight recorder: its records of a group that works and of one that failed, and what `tutti trace`
+and torch's own reader conclude from them. Ranks write into a folder of the test."""
 import gc
 import io
 import os
@@ -23,7 +23,7 @@ from torch_tutti._trace_export import export
 
 @pytest.fixture
 def recorded(fresh, tmp_path):
-    """recorded(size, …): ranks that record; their traces lie in recorded.folder."""
+    """A function: recorded(size, …) starts ranks that record. Their traces are in recorded.folder."""
     def ranks(size, capacity=1000, environment=None, **options):
         variables = {"TORCH_FR_BUFFER_SIZE": str(capacity), "TORCH_FR_DUMP_TEMP_FILE": f"{recorded_in}/trace_"}
         return fresh(size, environment={**variables, **(environment or {})}, **options)
@@ -36,7 +36,8 @@ def traces_in(folder):
 
 
 def judged_by_torch(folder, backend, *options):
-    """The collectives that torch's reader puts together, from traces written for it."""
+    """Returns the collectives that torch's reader finds in the traces, which are exported for it under this backend's
+    name."""
     from torch.distributed.flight_recorder.fr_trace import main
     translation = folder.parent / f"for torch as {backend}"
     export(traces_in(folder), backend, str(translation))
@@ -44,7 +45,8 @@ def judged_by_torch(folder, backend, *options):
     try:
         main([str(translation), "-o", str(database), *options])
     finally:
-        gc.enable()                                     # torch's reader leaves it off
+        # torch's reader leaves the garbage collector off.
+        gc.enable()
     with database.open("rb") as file:
         return pickle.load(file)[1].collectives
 
@@ -58,9 +60,9 @@ def verdict_of(collective):
     return "fine" if collective.pass_check and not states else ", ".join(states)
 
 
-# ---- a group that works ----
+# ---- groups that work ----
 def every_collective(world):
-    # no reduce_scatter of uneven parts: torch's reader wants all ranks to have the same sizes there
+    # There is no reduce_scatter of uneven parts, because torch's reader expects the same sizes of it on all ranks.
     me, size = world.rank, world.size
     x, whole = torch.ones(4), torch.ones(4 * size)
     parts = [torch.ones(4) for _ in range(size)]
@@ -86,14 +88,15 @@ def every_collective(world):
         for part in parts:
             dist.all_reduce(part)
     dist.group.WORLD.allgather_into_tensor_coalesced([whole, whole.clone()], [x, x]).wait()
-    if me == 0:                                         # refused here, so the others know of no such operation
+    # This rank refuses the call, so the other ranks do not see this operation.
+    if me == 0:
         with tutti.options(algorithm="allreduce=nothing"), pytest.raises(ValueError):
             dist.all_reduce(x)
     dist.all_reduce(x)
     return tutti.dump_trace()
 
 
-def test_torch_finds_nothing_wrong_with_a_group_that_works(recorded):
+def test_torch_finds_no_fault_in_a_group_that_works(recorded):
     assert recorded(3).run(every_collective) == [str(recorded.folder / f"trace_{rank}") for rank in range(3)]
     for backend in ("gloo", "nccl"):
         collectives = judged_by_torch(recorded.folder, backend)
@@ -124,10 +127,12 @@ def test_messages_have_numbers_of_their_own(recorded):
     numbers = [(e["profiling_name"], e["p2p_seq_id"], e["is_p2p"]) for e in first]
     assert numbers == [("tutti:send 0->1", 1, True), ("tutti:send 0->1", 2, True), ("tutti:send 0->1", 3, True),
                        ("tutti:recv 0<-1", 3, True), ("tutti:coalesced", 3, True), ("tutti:all_reduce", 3, False)]
-    assert [e["profiling_name"] for e in second][:2] == ["tutti:recv 1<-0"] * 2      # the sender became known
+    # The receive from any rank is recorded with its sender.
+    assert [e["profiling_name"] for e in second][:2] == ["tutti:recv 1<-0"] * 2
     assert [e["collective_seq_id"] for e in first] == [0, 0, 0, 0, 0, 1]
     assert all(e["state"] == "completed" and e["duration_ms"] >= 0 for e in first + second)
-    assert [verdict_of(one) for one in judged_by_torch(recorded.folder, "gloo")] == ["fine"]    # told of no message
+    # Traces for torch's reader have no messages.
+    assert [verdict_of(one) for one in judged_by_torch(recorded.folder, "gloo")] == ["fine"]
 
 
 def many_small(world):
@@ -140,7 +145,8 @@ def test_only_the_last_operations_are_kept(recorded):
     recorded(2, capacity=4, environment={"TORCH_INCLUDE_STACK_TRACE": "0"}).run(many_small)
     for trace in traces_in(recorded.folder).of_rank.values():
         assert [entry["collective_seq_id"] for entry in trace["entries"]] == [7, 8, 9, 10]
-        assert [entry["frames"] for entry in trace["entries"]] == [[]] * 4          # as the variable asks
+        # TORCH_INCLUDE_STACK_TRACE=0 leaves frames out.
+        assert [entry["frames"] for entry in trace["entries"]] == [[]] * 4
     assert _trace.describe(traces_in(recorded.folder)).endswith("all have completed 10 operations")
 
 
@@ -153,7 +159,8 @@ def many_groups(world):
         dist.destroy_process_group(group)
         del group
     groups = [dist.new_group() for _ in range(3)]
-    for _ in range(6):                                      # pushes out what was kept of others
+    # These operations push those of other groups out of the record.
+    for _ in range(6):
         dist.all_reduce(torch.ones(2), group=groups[0])
     dump = _recorder.recorded(9)
     names = {entry["process_group"][0] for entry in dump["entries"]}
@@ -162,8 +169,8 @@ def many_groups(world):
     return len(dump["pg_config"])
 
 
-def test_groups_that_are_gone_are_forgotten(recorded):
-    """The recorder remembers at most as many groups that are gone as operations, here 5, besides the 3 that live and
+def test_destroyed_groups_are_forgotten(recorded):
+    """The recorder remembers at most as many destroyed groups as operations, here 5, besides the 3 that live and
     the default one."""
     assert recorded(2, capacity=5).run(many_groups) == [5 + 3 + 1] * 2
 
@@ -191,16 +198,17 @@ def test_a_group_of_the_same_name_is_another_group(recorded):
     assert [verdict_of(one) for one in judged_by_torch(recorded.folder, "gloo")] == ["fine"] * 3
 
 
-# ---- a group that fails ----
+# ---- groups that fail ----
 def one_does_not_come(world):
     dist.all_reduce(torch.ones(2))
     if world.rank == 1:
         tutti.dump_trace()
         return
-    dist.broadcast(torch.ones(5000), 0)                   # so large that its root waits for all
+    # So large that the root waits for all ranks.
+    dist.broadcast(torch.ones(5000), 0)
 
 
-def test_who_did_not_come(recorded):
+def test_rank_that_did_not_call_is_named(recorded):
     outcomes = recorded(3, timeout_s=1).outcomes(one_does_not_come)
     assert [outcome.error for outcome in outcomes] == ["TimeoutError", "", "TimeoutError"]
     report = _trace.describe(traces_in(recorded.folder))
@@ -215,15 +223,18 @@ def test_who_did_not_come(recorded):
 
 
 def all_disagree(world):
-    x = torch.ones(5000)                                  # so large that the root waits for all
+    # So large that the root waits for all ranks.
+    x = torch.ones(5000)
     if world.rank == 0:
-        dist.all_reduce(x, async_op=True).get_future().wait()   # fails on the thread that completes futures
+        # Fails on the thread that completes futures.
+        dist.all_reduce(x, async_op=True).get_future().wait()
     dist.broadcast(x, 1)
-    if world.hosts > 1:                                   # a root that waits for no other host is told by its next call
+    # A root that waits for no other host gets the error from its next call.
+    if world.hosts > 1:
         dist.barrier()
 
 
-def test_ranks_disagree(recorded):
+def test_operation_that_differs_is_named(recorded):
     ranks = recorded(2)
     outcomes = ranks.outcomes(all_disagree)
     assert [outcome.error for outcome in outcomes] == ["MismatchError"] * 2
@@ -245,7 +256,7 @@ def waits_for_a_message(world):
     del work
 
 
-def test_message_that_does_not_come(recorded):
+def test_message_that_does_not_arrive_is_named(recorded):
     recorded(3).outcomes(waits_for_a_message)
     report = _trace.describe(traces_in(recorded.folder)).splitlines()
     assert report[:2] == ["traces of ranks 0, 2",
@@ -282,10 +293,11 @@ def test_verdict_on_splits_that_do_not_match_is_the_error(recorded):
     assert [outcome.error for outcome in outcomes] == ["MismatchError"] * 2
     verdict = _trace.describe(traces_in(recorded.folder)).splitlines()[-1]
     if len(set(ranks.hosts)) == 1:
-        said = "all_to_all with uneven counts, operation 1 of group 0: rank "
-    else:                                               # the first message that is too long for who expects it
-        said = "rank 0 of group 0 runs all_to_all(uneven counts, float32), operation 1 of group 0 and expects 8 bytes "
-    assert verdict.startswith(f"  => operation 1 failed: {said}")
+        cause = "all_to_all with uneven counts, operation 1 of group 0: rank "
+    else:
+        # Between hosts, a receiver finds the first message that is too long.
+        cause = "rank 0 of group 0 runs all_to_all(uneven counts, float32), operation 1 of group 0 and expects 8 bytes "
+    assert verdict.startswith(f"  => operation 1 failed: {cause}")
 
 
 def comes_late(world):
@@ -314,8 +326,8 @@ def message_is_late(world):
 def test_verdict_on_a_message_is_the_error(recorded):
     assert recorded(2, timeout_s=1).outcomes(message_is_late)[0].error == "TimeoutError"
     report = _trace.describe(traces_in(recorded.folder)).splitlines()
-    said = "rank 0 of group 0: receive from rank 1 with tag 0 reached the timeout of 1000 ms"
-    assert report[-2].startswith(f"      {said}") and report[-1].startswith(f"  => a message failed: {said}")
+    cause = "rank 0 of group 0: receive from rank 1 with tag 0 reached the timeout of 1000 ms"
+    assert report[-2].startswith(f"      {cause}") and report[-1].startswith(f"  => a message failed: {cause}")
 
 
 def fails(world):
@@ -323,15 +335,17 @@ def fails(world):
     with pytest.raises(tutti.MismatchError):
         dist.all_reduce(torch.ones(world.rank + 1))
     with pytest.raises(tutti.MismatchError):
-        dist.all_reduce(torch.ones(2))                  # the trace of a group is written once
+        # The trace of a group is written once.
+        dist.all_reduce(torch.ones(2))
     return sys.stderr.getvalue()
 
 
-def test_program_is_told_where_the_trace_is(recorded):
+def test_standard_error_names_the_trace(recorded):
     ranks = recorded(2)
-    for rank, said in enumerate(ranks.run(fails)):
-        why, where = said.splitlines()
-        first = f"{rank} calls allreduce(" if len(set(ranks.hosts)) == 1 else ""   # between hosts, who saw it first
+    for rank, printed in enumerate(ranks.run(fails)):
+        why, where = printed.splitlines()
+        # Between hosts, the text first names the rank that found it.
+        first = f"{rank} calls allreduce(" if len(set(ranks.hosts)) == 1 else ""
         assert f"] error: rank {rank}: ranks disagree about operation 1 of group 0: rank {first}" in why
         assert f"rank {rank} calls allreduce({rank + 1} x" in why
         assert f"] warn: rank {rank}: the last operations are in {recorded.folder}/trace_{rank}. " in where
@@ -339,9 +353,9 @@ def test_program_is_told_where_the_trace_is(recorded):
 
 
 def fails_late(world, folder, when):
-    """Is killed before or after it has begun to write, as by torchrun, which ends the others when it sees one die, or
-    not."""
-    sys.stderr = open(folder / f"said_{world.rank}", "w")
+    """Fails in operation 301. when: the rank is killed "before" or "after" it writes its first trace, or "never".
+    torchrun kills the other ranks in this way when one has died."""
+    sys.stderr = open(folder / f"stderr_{world.rank}", "w")
     write = _recorder._write
     for _ in range(300):
         dist.all_reduce(torch.ones(2))
@@ -360,11 +374,11 @@ def fails_late(world, folder, when):
 
 
 @pytest.mark.parametrize("when, first", [("before", None), ("after", 102), ("never", 1)])
-def test_failure_is_said_first_then_the_newest_operations_are_written_then_all(recorded, tmp_path, when, first):
+def test_failure_is_reported_then_the_newest_operations_are_written_then_all(recorded, tmp_path, when, first):
     outcomes = recorded(2).outcomes(fails_late, tmp_path, when)
     assert [outcome.died for outcome in outcomes] == [None if when == "never" else -signal.SIGKILL] * 2
     for rank in range(2):
-        assert f"] error: rank {rank}: ranks disagree about operation 301" in (tmp_path / f"said_{rank}").read_text()
+        assert f"] error: rank {rank}: ranks disagree about operation 301" in (tmp_path / f"stderr_{rank}").read_text()
     for trace in traces_in(recorded.folder).of_rank.values() if first else []:
         assert [entry["collective_seq_id"] for entry in trace["entries"]] == list(range(first, 302))
         assert trace["entries"][-1]["failure"]
@@ -372,21 +386,22 @@ def test_failure_is_said_first_then_the_newest_operations_are_written_then_all(r
 
 def writes_quickly(world):
     for name in [name for name in sys.modules if name.startswith("torch._inductor")]:
-        del sys.modules[name]                           # ranks are forked where it is loaded
+        # Ranks are forked from a process that has loaded it.
+        del sys.modules[name]
     vars(torch).pop("_inductor", None)
     dist.all_reduce(torch.ones(1))
     tutti.dump_trace()
     return "torch._inductor" in sys.modules or "_inductor" in vars(torch)
 
 
-def test_trace_is_written_without_what_takes_seconds_to_import(recorded):
+def test_trace_is_written_without_slow_imports(recorded):
     assert recorded(2).run(writes_quickly) == [False] * 2
     (entry,) = traces_in(recorded.folder).of_rank[0]["entries"]
     assert "writes_quickly" in [frame["name"] for frame in entry["frames"]]
 
 
 def runs_out_of_addresses(world):
-    """Rank 0 cannot map what its peer shares. The error is one of those that a refused call raises, too."""
+    """Rank 0 cannot map the tensor of its peer. The error is a MemoryError, which refused calls raise, too."""
     sys.stderr = io.StringIO()
     x = tutti.empty(1 << 24)
     dist.barrier()
@@ -402,7 +417,7 @@ def runs_out_of_addresses(world):
 
 
 @pytest.mark.one_host("tensors of other hosts are not mapped")
-def test_group_that_fails_for_want_of_memory_is_recorded(recorded):
+def test_group_that_runs_out_of_memory_is_recorded(recorded):
     for rank, (entries, failure) in enumerate(recorded(2).run(runs_out_of_addresses)):
         assert entries == [("tutti:barrier", 1), ("tutti:all_reduce", 2)] and "memory" in failure
         assert (recorded.folder / f"trace_{rank}").exists()
@@ -425,7 +440,7 @@ def refuses_the_first(world):
     return [(e["profiling_name"], e["collective_seq_id"]) for e in _recorder.recorded(100)["entries"]]
 
 
-def test_what_was_refused_has_no_number(recorded):
+def test_refused_operation_has_no_number(recorded):
     assert recorded(2).run(refuses_the_first) == [[("tutti:all_reduce", 1), ("tutti:coalesced", 1),
                                                    ("tutti:all_reduce", 2)]] * 2
 
@@ -444,12 +459,12 @@ def test_no_trace_of_a_group_that_the_program_aborts(recorded):
     assert not recorded.folder.exists()
 
 
-def test_no_trace_after_a_failure_if_told_so(recorded):
+def test_no_trace_after_a_failure_if_switched_off(recorded):
     assert recorded(2, environment={"TORCH_NCCL_DUMP_ON_TIMEOUT": "0"}).run(fails) == ["", ""]
     assert not recorded.folder.exists()
 
 
-def fails_unheard(world, broken):
+def fails_without_stderr(world, broken):
     sys.stderr = None if broken == "absent" else open(os.devnull, "w")
     if broken == "closed":
         sys.stderr.close()
@@ -459,12 +474,12 @@ def fails_unheard(world, broken):
 
 @pytest.mark.parametrize("broken", ["absent", "closed"])
 def test_trace_is_written_without_standard_error(recorded, broken):
-    recorded(2).run(fails_unheard, broken)
+    recorded(2).run(fails_without_stderr, broken)
     assert len(traces_in(recorded.folder).of_rank) == 2
 
 
 def dump_over_links(world, folder):
-    """Somebody has put links to a file of this user where the trace goes, by whatever name it is written first."""
+    """Another user has put links to a file of this user in the places of the trace and of its temporary file."""
     os.umask(0)
     victim, path = folder / f"victim_{world.rank}", folder / "traces" / f"trace_{world.rank}"
     victim.write_text("untouched")
@@ -482,5 +497,5 @@ def test_a_trace_is_not_written_through_a_link(recorded, tmp_path):
 
 
 def test_trace_that_cannot_be_written_hides_no_error(recorded):
-    said = recorded(2, environment={"TORCH_FR_DUMP_TEMP_FILE": "/dev/null/trace_"}).run(fails)
-    assert all("the flight recorder could not write its trace: " in text and "/dev/null" in text for text in said)
+    texts = recorded(2, environment={"TORCH_FR_DUMP_TEMP_FILE": "/dev/null/trace_"}).run(fails)
+    assert all("the flight recorder could not write its trace: " in text and "/dev/null" in text for text in texts)

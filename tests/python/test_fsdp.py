@@ -1,7 +1,6 @@
 """fully_shard (FSDP2): the same training on tutti and on gloo must give the same parameters, however parameters are
-gathered, gradients are reduced and memory is found; the judge of the plain cases is one process that has all batches.
-
-The judge on gloo sums gradients and divides them afterwards, which for two ranks gives the bits of an average.
+gathered, gradients are reduced and memory is allocated. Plain cases are also compared with one process that has all
+batches. The judge on gloo sums gradients and divides them afterwards, which for two ranks gives the bits of an average.
 """
 import copy
 from dataclasses import dataclass, field
@@ -21,7 +20,7 @@ BRIEF = {"mp_policy": MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dt
 
 # ---- meshes and models ----
 def mesh_of(world, backend, shape):
-    """Kept, because each makes groups."""
+    """Returns a mesh. Meshes are kept, because each makes groups."""
     names = ("replicate", "shard")[-len(shape):]
     if (backend, shape) not in world.kept:
         override = {"backend_override": {name: backend for name in names}} if backend != "tutti" else {}
@@ -45,7 +44,7 @@ def whole(parameters):
     return flat(parameter.full_tensor() for parameter in parameters)
 
 
-# ---- what can be set on a model that is already sharded ----
+# ---- settings of a model that is already sharded ----
 def prefetched(model):
     first, second, third, _ = layers = [*parts(model)[1:], parts(model)[0]]
     first.set_modules_to_forward_prefetch([second, third])
@@ -69,7 +68,7 @@ def summed(model):
 
 
 def doubled(model):
-    """A hook of the user's, which runs on the reduced gradients."""
+    """Registers a hook that runs on the reduced gradients."""
     for part in parts(model):
         part.set_all_reduce_hook(lambda gradients: gradients.mul_(2))
 
@@ -77,12 +76,15 @@ def doubled(model):
 # ---- one training, many configurations ----
 @dataclass
 class Case:
-    options: dict = field(default_factory=dict)     # of fully_shard
-    prepare: Callable | None = None                 # takes the sharded model
-    shape: tuple = (2,)                             # of the mesh: ranks, or replicas and ranks of each
-    batches: int = 1                                # for each step
-    before_batch: Callable | None = None            # takes the model and whether it is the step's last batch
-    judge: dict | None = None                       # what the judge does otherwise: fields of a Case
+    """One training. options: of fully_shard. prepare: called with the sharded model. shape: of the mesh, ranks, or
+    replicas and ranks of each. batches: for each step. before_batch: called with the model and whether this is the
+    step's last batch. judge: the fields in which the training on gloo differs."""
+    options: dict = field(default_factory=dict)
+    prepare: Callable | None = None
+    shape: tuple = (2,)
+    batches: int = 1
+    before_batch: Callable | None = None
+    judge: dict | None = None
 
 
 def sync_last(model, last):
@@ -96,7 +98,7 @@ def reduce_last(model, last):
 
 
 def keep_until_last(model, last):
-    """Parameters stay gathered between the batches of a step."""
+    """Keeps parameters gathered between the batches of a step."""
     model.set_requires_gradient_sync(last)
     model.set_reshard_after_backward(last)
 
@@ -105,7 +107,8 @@ def gather_ahead(model, last):
     """Gathers everything before the forward that needs it."""
     handles = [part.unshard(async_op=True) for part in parts(model)]
     for handle in handles[::2]:
-        handle.wait()                                # the others are waited for by forward itself
+        # forward itself waits for the others.
+        handle.wait()
 
 
 def by_columns(parameter):
@@ -171,7 +174,8 @@ def run_case(world, name):
     return torch.equal(mine, judge)
 
 
-ROUNDED_OTHERWISE = {"divided"}         # the factor is applied before the sum, by the judge after it
+# The factor is applied before the sum on tutti, and after it on gloo.
+ROUNDED_OTHERWISE = {"divided"}
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -188,7 +192,7 @@ def run_against_one_process(world):
 
 @pytest.mark.parametrize("size", [1, 2, 3])
 def test_trains_as_one_process_with_all_batches(shared, size):
-    """Neither 50 nor 3 rows divide evenly."""
+    """3 rows do not divide evenly among 2 ranks, and 50 rows not among 3."""
     shared(size).run(run_against_one_process)
 
 
@@ -205,12 +209,12 @@ def run_clipped(world):
 
 
 @pytest.mark.parametrize("size", [2, 3])
-def test_gradient_norm(shared, size):
+def test_gradient_norm_is_that_of_one_process(shared, size):
     shared(size).run(run_clipped)
 
 
 def run_state(world, full):
-    """Model and optimizer go through their states into new objects and are trained on."""
+    """Loads the states of model and optimizer into new objects, and trains both further."""
     from torch.distributed.checkpoint.state_dict import (StateDictOptions, get_state_dict, set_model_state_dict,
                                                          set_optimizer_state_dict)
     mesh = mesh_of(world, "tutti", (world.size,))
@@ -220,10 +224,12 @@ def run_state(world, full):
     other = sharded(mesh, {}, network(seed=world.rank))
     other_optimizer = torch.optim.Adam(other.parameters(), lr=0.5)
     advance(world, model, optimizer, range(STEPS))
-    states = copy.deepcopy(get_state_dict(model, optimizer, options=options))    # loading does not copy all tensors
+    # Loading does not copy all tensors.
+    states = copy.deepcopy(get_state_dict(model, optimizer, options=options))
     trained = whole(model.parameters())
     if full:
-        assert bool(states[0]) == (world.rank == 0)                  # only rank 0 has it, and tells the others
+        # Only rank 0 has the state, and broadcasts it.
+        assert bool(states[0]) == (world.rank == 0)
         assert not states[0] or torch.equal(flat(states[0].values()), trained)
     set_model_state_dict(other, states[0], options=options)
     set_optimizer_state_dict(other, other_optimizer, states[1], options=options)
@@ -242,7 +248,7 @@ def advance(world, model, optimizer, steps):
 
 @pytest.mark.parametrize("size", [2, 3])
 @pytest.mark.parametrize("full", [True, False])
-def test_goes_on_from_its_state(shared, size, full):
+def test_training_goes_on_from_a_saved_state(shared, size, full):
     shared(size).run(run_state, full)
 
 
@@ -255,13 +261,14 @@ def run_memory(world):
         assert gathered.dtype == dtype and gathered.shape == (1000 * world.size,)
         mine = gathered[1000 * world.rank:1000 * (world.rank + 1)]
         mine.fill_(world.rank + 1)
-        dist.all_gather_into_tensor(gathered, mine)                  # in place, as fully_shard does it
+        # In place, as fully_shard gathers.
+        dist.all_gather_into_tensor(gathered, mine)
         assert torch.equal(gathered, torch.arange(1, world.size + 1).repeat_interleave(1000).to(dtype))
     assert backend.allocate_tensor(0, dtype=torch.float32, device=device).numel() == 0
 
 
 @pytest.mark.parametrize("size", [2, 3])
-def test_memory_of_the_group(shared, size):
+def test_collectives_accept_memory_of_the_group(shared, size):
     shared(size).run(run_memory)
 
 
@@ -295,7 +302,7 @@ def test_gradients_lie_in_the_memory_of_the_group(shared):
 
 
 def run_recovered(world):
-    """An exception in forward, then the iteration again."""
+    """Repeats an iteration after an exception in its forward."""
     model = sharded(mesh_of(world, "tutti", (world.size,)), {})
     handle = model[2].register_forward_pre_hook(interrupt)
     with pytest.raises(KeyError):
@@ -311,5 +318,5 @@ def interrupt(*_):
     raise KeyError("on all ranks")
 
 
-def test_goes_on_after_an_exception(shared):
+def test_training_goes_on_after_an_exception(shared):
     shared(2).run(run_recovered)

@@ -1,7 +1,7 @@
 """FullyShardedDataParallel (FSDP1): the same training on tutti and on gloo must give the same parameters.
 
-For tensors in CPU memory it must be told so, `device_id=torch.device("cpu")`: without it torch 2.13 refuses where there
-is no accelerator (distributed/fsdp/_init_utils.py:389). There, it fails with any backend at
+For tensors in CPU memory it needs `device_id=torch.device("cpu")`: without it torch 2.13 refuses if there is no
+accelerator (distributed/fsdp/_init_utils.py:389). With it, these parts of torch fail with any backend:
 - cpu_offload, which pins memory (_flat_param.py:1260);
 - sync_module_states, which demands a GPU (_init_utils.py:1171-1181);
 - hooks that compress, which record a stream (distributed/algorithms/_comm_hooks/default_hooks.py:91).
@@ -25,9 +25,11 @@ BY_LAYER = functools.partial(size_based_auto_wrap_policy, min_num_params=100)
 
 @dataclass
 class Case:
+    """One training. batches: for each step; all but the last run without communication. clip: the largest norm of the
+    gradients. hook: the name of a function of default_hooks."""
     options: dict = field(default_factory=dict)
     size: int = 2
-    batches: int = 1                                # for each step, all but the last without communication
+    batches: int = 1
     clip: float | None = None
     hook: Callable | None = None
 
@@ -68,7 +70,8 @@ def wrapped(model, options, group):
 
 
 def group_of(world, backend, case):
-    """The default group of that backend, or the pair of groups that replicas need; kept, because each is made once."""
+    """Returns the default group of that backend, or the pair of groups that replicas need, which is made once and
+    kept."""
     default = world.gloo if backend == "gloo" else dist.group.WORLD
     if "HYBRID" not in str(case.options.get("sharding_strategy")):
         return default
@@ -133,14 +136,16 @@ KINDS = {
 
 
 def run_state(world, kind):
-    """The model goes through its state into a new one; with sharded states so does the optimizer, and both go on."""
+    """Loads the state of a model into a new one. With sharded states, also loads that of the optimizer, and trains both
+    further."""
     model, other = (wrapped(network(seed), {"use_orig_params": kind != "local"}, None) for seed in (7, 8))
     optimizer, other_optimizer = (torch.optim.Adam(m.parameters(), lr=0.01) for m in (model, other))
     advance(world, model, optimizer, range(STEPS))
     trained = whole(model)
     with FullyShardedDataParallel.state_dict_type(model, *KINDS[kind]):
         state = model.state_dict()
-        if kind == "sharded":                            # loading does not copy all tensors
+        # Loading does not copy all tensors.
+        if kind == "sharded":
             optimizer_state = copy.deepcopy(FullyShardedDataParallel.optim_state_dict(model, optimizer))
     if kind == "full":
         assert torch.equal(flat(state.values()), trained)
@@ -164,5 +169,5 @@ def advance(world, model, optimizer, steps):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_goes_on_from_its_state(shared, kind):
+def test_training_goes_on_from_a_saved_state(shared, kind):
     shared(2).run(run_state, kind)

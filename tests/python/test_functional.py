@@ -1,4 +1,5 @@
-"""The functional collectives, which return new tensors, and the collectives through which gradients flow."""
+"""Tests of the functional collectives, which return new tensors, and of the collectives through which gradients
+flow."""
 import torch
 import torch.distributed as dist
 

@@ -1,5 +1,5 @@
-"""torch_tutti.grid: groups and meshes by Megatron-Core's rule, which is written here once more; made once; on hosts;
-and `tutti grid`."""
+"""Tests of torch_tutti.grid: groups and meshes follow Megatron-Core's rule, which by_the_rule computes independently;
+groups are made once; groups inside hosts; and `tutti grid`."""
 import itertools
 import random
 import sys
@@ -21,8 +21,8 @@ NAMES = ("tp", "cp", "ep", "dp", "pp")
 
 
 def by_the_rule(order, sizes, names):
-    """Groups of ranks that differ in `names` alone: for each place on the other axes, the first of which varies
-    fastest, all places on these."""
+    """Returns the groups of ranks that differ only on the axes in `names`: for each place on the other axes, all places
+    on these. The first axis varies fastest."""
     axes = order.split("-")
     strides = dict(zip(axes, itertools.accumulate([1, *(sizes[a] for a in axes[:-1])], lambda a, b: a * b)))
 
@@ -51,7 +51,7 @@ def test_groups_are_those_of_the_rule(seed):
             assert layout.groups(name)[layout.find(name, rank)[0]][layout.index(rank)[name]] == rank
 
 
-def test_what_is_left_is_data_parallel():
+def test_remaining_ranks_are_data_parallel():
     layout, experts = layouts(16, ORDER, {"tp": 2, "cp": 1, "dp": None, "pp": 2}, 1, None)
     assert layout.sizes["dp"] == 4 and experts is None
     _, experts = layouts(16, ORDER, {"tp": 2, "cp": 1, "dp": None, "pp": 2}, 2, None)
@@ -70,7 +70,7 @@ def test_what_is_left_is_data_parallel():
             lambda: layouts(16, ORDER, {"tp": 2, "cp": 1, "dp": None, "pp": 2}, 3, 1))
 
 
-def test_what_would_stay_inside_a_host():
+def test_error_names_an_order_that_keeps_groups_inside_hosts():
     layout, hosts = Layout("dp-tp", {"dp": 4, "tp": 2}, 8), [0, 0, 0, 0, 1, 1, 1, 1]
     refused(ValueError, "tp group 0 has ranks 0, 4, on hosts 0, 1; order=\"tp-dp\" would keep them inside",
             lambda: layout.check_inside("tp", hosts))
@@ -91,23 +91,26 @@ def run_groups(world):
         dist.all_reduce(total, group=group)
         assert total == sum(made.ranks(name)) and dist.get_group_rank(group, world.rank) == made.index(name)
     again = torch_tutti.grid(dp=world.size // 2, tp=2, order="tp-dp-pp")
-    assert again.group("tp") is made.group("tp")                        # made once
+    # A group of the same ranks is made once.
+    assert again.group("tp") is made.group("tp")
     assert made.group("dp-tp") is dist.group.WORLD and made.size("dp-tp") == world.size
     assert made.group("pp") is again.group("pp") and made.size("pp") == 1
     other = torch_tutti.grid(tp=2, order="tp-dp-pp", backend="gloo").group("tp")
     assert dist.get_backend(other) == "gloo" and made.group("tp") is not other
     dist.destroy_process_group(made.group("dp"))
-    dist.all_reduce(total, group=made.group("dp"))                      # made anew
+    # A destroyed group is made again.
+    dist.all_reduce(total, group=made.group("dp"))
     with_experts = torch_tutti.grid(tp=2, ep=2, expert_tp=1)
-    assert with_experts.experts.group("ep") is made.group("tp")          # the same ranks
+    # The experts' groups have the same ranks.
+    assert with_experts.experts.group("ep") is made.group("tp")
     refused(ValueError, "names xp, which is not an axis", lambda: made.group("xp"))
     refused(ValueError, "a mesh of \\('tp', 'dp-tp'\\)", lambda: made.mesh("tp", "dp-tp"))
     refused(ValueError, "tp 3 x cp 1 x pp 1 are 3 ranks", lambda: torch_tutti.grid(tp=3))
     assert made.hosts() == sorted(made.hosts()) and len(set(made.hosts())) == world.hosts
 
 
-@pytest.mark.one_host("ranks of one host are neighbours in no other layout of hosts")
-def test_groups_of_torch(shared):
+@pytest.mark.one_host("in other layouts of hosts, the ranks of a host are not neighbours")
+def test_groups_have_the_ranks_of_the_layout(shared):
     shared(4).run(run_groups)
 
 
@@ -124,7 +127,7 @@ def groups_before(world):
     assert total == 2 * sum(made.ranks("pp"))
 
 
-def test_ranks_in_different_numbers_of_groups(fresh):
+def test_ranks_may_be_in_different_numbers_of_groups(fresh):
     fresh(4, timeout_s=10).run(groups_before)
 
 
@@ -149,7 +152,7 @@ def run_meshes(world):
 
 
 @pytest.mark.one_host("FSDP sums in another order over hosts")
-def test_meshes(shared):
+def test_mesh_has_the_groups_of_the_grid(shared):
     shared(4).run(run_meshes)
 
 
@@ -164,12 +167,12 @@ def run_over_hosts(world):
     assert total == 2
 
 
-def test_over_hosts(fresh):
+def test_axis_that_crosses_hosts_is_refused_inside(fresh):
     fresh(4, environment={"TUTTI_HOSTS": "2"}).run(run_over_hosts)
 
 
 # ---- the command ----
-def test_the_command(capsys):
+def test_command_lists_groups_and_names_mistakes(capsys):
     assert main("grid --ranks 16 --hosts 2 --tp 2 --pp 2 --ep 4 --expert-tp 1".split()) == 0
     shown = capsys.readouterr().out
     assert shown.startswith("16 ranks as tp 2 x cp 1 x dp 4 x pp 2, the first varies fastest; 2 hosts")
@@ -186,7 +189,7 @@ def test_the_command(capsys):
     assert "which do not divide the 8" in capsys.readouterr().err
 
 
-def test_the_picture(capsys, tmp_path):
+def test_command_draws_a_picture(capsys, tmp_path):
     pytest.importorskip("matplotlib", reason="matplotlib is not installed")
     picture, words = tmp_path / "out.png", "grid --ranks 22 --hosts 2 --tp 1 --dp 11 --pp 2 --ep 11 --picture".split()
     assert main([*words, str(picture)]) == 0
@@ -199,14 +202,14 @@ def test_the_picture(capsys, tmp_path):
     assert "'out.gif' must end in .png, .svg, .pdf" in capsys.readouterr().err
 
 
-def test_groups_of_a_picture():
+def test_picture_has_each_kind_of_group():
     layout, experts = layouts(16, "tp-cp-ep-dp-pp", {"tp": 2, "cp": 1, "dp": None, "pp": 2}, 4, 1)
     shown = panels(layout, experts)
     assert list(shown) == ["tp", "dp", "pp", "ep of experts", "dp of experts"]
     assert shown["ep of experts"][0] == [0, 1, 2, 3] and shown["dp of experts"][0] == [0, 4]
 
 
-def test_picture_without_matplotlib(monkeypatch, capsys):
+def test_picture_without_matplotlib_is_refused(monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     assert main(["grid", "--ranks", "2", "--picture", "out.png"]) == 1
     assert "a picture needs matplotlib: pip install matplotlib" in capsys.readouterr().err

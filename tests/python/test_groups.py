@@ -1,5 +1,5 @@
-"""Making groups: one rank, several groups, other stores, ranks that are threads of one process, options, splitting,
-sequence numbers."""
+"""Tests of making groups: one rank, several groups, other stores, ranks that are threads of one process, options,
+splitting, sequence numbers."""
 import contextlib
 import copy
 import ctypes
@@ -42,7 +42,7 @@ def alone(world):
     assert everything == ["me"]
 
 
-def test_group_of_one(fresh):
+def test_collectives_of_one_rank(fresh):
     fresh(1, join=False).run(alone)
 
 
@@ -64,13 +64,14 @@ def several(world):
         x = torch.ones(2)
         dist.all_reduce(x, group=group)
         assert x[0] == world.size
-    if world.rank < 2:                                    # only members call
+    # Only members make the call.
+    if world.rank < 2:
         local = dist.new_group([0, 1], use_local_synchronization=True)
         dist.barrier(group=local)
     dist.barrier()
 
 
-def test_several_groups(fresh):
+def test_groups_overlap_and_are_many(fresh):
     fresh(3).run(several)
 
 
@@ -84,7 +85,7 @@ def again(world):
         dist.destroy_process_group()
 
 
-def test_a_group_after_another(fresh):
+def test_group_is_made_again_after_destroying(fresh):
     fresh(2, join=False).run(again)
 
 
@@ -106,7 +107,7 @@ def splits(world):
     dist.barrier()
 
 
-def test_meshes_and_splitting(fresh):
+def test_mesh_and_split_groups_reduce(fresh):
     fresh(4).run(splits)
 
 
@@ -124,12 +125,13 @@ def over_tcp(world, port):
     groups = [torch_tutti.ProcessGroupTutti(dist.PrefixStore(str(i), store), world.rank, world.size,
                                             datetime.timedelta(seconds=30)) for i in range(5)]
     dist.barrier()
-    assert store.num_keys() == before + 2 * len(groups)   # and these are short
+    # Each group leaves two keys.
+    assert store.num_keys() == before + 2 * len(groups)
     for group in groups:
         group.shutdown()
 
 
-def test_tcp_store(fresh):
+def test_tcp_store_keeps_two_keys_of_each_group(fresh):
     import socket
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -142,14 +144,15 @@ def reachable_address():
     import socket
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
-            probe.connect(("192.0.2.1", 9))             # sends nothing
+            # This sends nothing.
+            probe.connect(("192.0.2.1", 9))
         except OSError:
             return None
         return probe.getsockname()[0]
 
 
 def listening():
-    """Addresses at which this process takes TCP connections over IPv4, as the system writes them."""
+    """Returns the IPv4 addresses at which this process accepts TCP connections, as /proc/net/tcp writes them."""
     links = []
     for name in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):
@@ -160,7 +163,8 @@ def listening():
 
 
 def join_several_starts(world, host, port):
-    """Whether rank 1 can be reached, when each rank was started alone on its host, and when both were together."""
+    """Returns whether this rank listens for other hosts: if each rank was started alone on its host, and if both were
+    started together."""
     found = []
     for ranks in "1", "2":
         os.environ.update(WORLD_SIZE=ranks, LOCAL_WORLD_SIZE=ranks)
@@ -173,8 +177,8 @@ def join_several_starts(world, host, port):
     return found
 
 
-@pytest.mark.one_host("of pretended hosts no rank listens")
-def test_a_group_larger_than_what_was_started_here_may_be_on_several_hosts(fresh):
+@pytest.mark.one_host("ranks of simulated hosts do not listen")
+def test_rank_listens_if_the_group_is_larger_than_its_launch(fresh):
     import socket
     host = reachable_address()
     if host is None or host.startswith("127."):
@@ -211,7 +215,7 @@ def split_often(world):
     return split(100) - before
 
 
-def test_groups_that_were_split_off_and_are_gone_are_forgotten(fresh):
+def test_memory_of_destroyed_split_groups_is_freed(fresh):
     (grown,) = fresh(1, join=False).run(split_often)
     assert grown < 20 * 50_000
 
@@ -276,7 +280,7 @@ def with_options(world):
 
 @pytest.mark.parametrize("hosts", ["", "2"])
 @pytest.mark.parametrize("size", [2, 3])
-def test_every_algorithm_by_name(fresh, size, hosts):
+def test_every_algorithm_is_chosen_by_name(fresh, size, hosts):
     done = fresh(size, environment={"TUTTI_HOSTS": hosts}).run(with_options)
     assert all("ring" in names and ("one_shot" in names) == (hosts == "") for names in done)
 
@@ -292,17 +296,19 @@ def merging(world, path):
     everybody = torch.zeros(world.size)
     everybody[merged.rank()] = 1
     merged.allreduce([everybody]).wait()
-    assert torch.equal(everybody, torch.ones(world.size))   # each place is taken once
+    # Each rank of the merged group is taken once.
+    assert torch.equal(everybody, torch.ones(world.size))
 
 
-def test_groups_merged(fresh, tmp_path):
+def test_merged_group_has_all_ranks(fresh, tmp_path):
     fresh(3).run(merging, str(tmp_path / "merge"))
 
 
 def splitting_again(world):
     parent = dist.group.WORLD
     limit = parent._get_backend(torch.device("cpu")).options.timeout
-    for _ in range(3):                                    # the same ranks, so the same name
+    # The same ranks and the same name each time.
+    for _ in range(3):
         part = parent.split_group([0, 1], datetime.timedelta(seconds=21), None, "pair", "two of three")
         if world.rank < 2:
             x = torch.ones(1)
@@ -312,14 +318,15 @@ def splitting_again(world):
     assert parent._get_backend(torch.device("cpu")).options.timeout == limit
 
 
-def test_the_same_group_split_off_again(fresh):
+def test_same_group_is_split_off_again(fresh):
     fresh(3).run(splitting_again)
 
 
 def splitting_off_others(world):
     """Rank 2 has not been in the first part of that name."""
     for ranks in ([0, 1], [0, 2]):
-        dist.barrier()                                    # or it would answer to the first part
+        # Rank 2 must not begin the second part while the others make the first one.
+        dist.barrier()
         part = dist.group.WORLD.split_group(ranks, datetime.timedelta(seconds=15), None, "pair", "two of three")
         if world.rank in ranks:
             x = torch.ones(1)
@@ -328,7 +335,7 @@ def splitting_off_others(world):
         del part
 
 
-def test_a_part_of_the_same_name_with_other_ranks(fresh):
+def test_split_group_may_have_the_name_of_an_earlier_one(fresh):
     fresh(3).run(splitting_off_others)
 
 
@@ -340,7 +347,7 @@ def splitting_into_halves(world):
     return x.item()
 
 
-def test_parts_of_one_name_made_at_once(fresh):
+def test_split_groups_of_one_name_are_made_at_once(fresh):
     assert fresh(4).run(splitting_into_halves) == [1, 1, 5, 5]
 
 
@@ -354,7 +361,8 @@ def splitting_in_two_threads(world):
     threads = [threading.Thread(target=split, args=(name,)) for name in ("one", "two")]
     for thread in threads[::1 if world.rank == 0 else -1]:
         thread.start()
-        time.sleep(0.3)                                   # it waits for the other rank by then, most likely
+        # By then the thread most likely waits for the other rank.
+        time.sleep(0.3)
     for thread in threads:
         thread.join()
     for name in ("one", "two"):
@@ -363,7 +371,7 @@ def splitting_in_two_threads(world):
         assert x == 2
 
 
-def test_splitting_in_two_threads(fresh):
+def test_two_threads_split_in_another_order_on_each_rank(fresh):
     fresh(2).run(splitting_in_two_threads)
 
 
@@ -377,7 +385,7 @@ def sequence(world):
     return backend._get_sequence_number_for_group() - before
 
 
-def test_sequence_numbers(fresh):
+def test_sequence_number_counts_collectives(fresh):
     values = fresh(2).run(sequence)
     if values[0] == "not bound":
         pytest.skip("this torch does not let Python ask a backend for its sequence number")
@@ -393,7 +401,7 @@ def both_devices(world):
     assert len(backends) == 1
 
 
-def test_device_strings(fresh):
+def test_devices_of_a_string_share_one_backend(fresh):
     fresh(2, join=False).run(both_devices)
 
 
@@ -405,7 +413,7 @@ def in_debug_mode(world):
     assert lists[-1][0] == world.size
 
 
-def test_detail_debug_level(fresh):
+def test_collectives_with_detail_debug_level(fresh):
     fresh(2, environment={"TORCH_DISTRIBUTED_DEBUG": "DETAIL"}).run(in_debug_mode)
 
 
@@ -421,5 +429,5 @@ def make_with_timeouts(world):
     return limit > datetime.timedelta(days=36000)
 
 
-def test_timeout_that_is_none_or_more_than_fits(shared):
+def test_timeouts_below_a_millisecond_and_unlimited_ones_are_refused(shared):
     assert shared(2).run(make_with_timeouts) == [True] * 2

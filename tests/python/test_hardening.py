@@ -43,7 +43,7 @@ def test_stack_is_not_executable(library):
 
 
 def test_relocated_data_is_read_only(library):
-    """All of it: names are looked up when the library is loaded, so the table of functions is closed, too."""
+    """The table of functions is read-only, too, because all names are resolved when the library is loaded."""
     assert "GNU_RELRO" in listed("readelf", "-l", "-W", library)
     dynamic = listed("readelf", "-d", "-W", library)
     assert re.search(r"\(BIND_NOW\)|\(FLAGS_1\).*\bNOW\b|\(FLAGS\).*\bBIND_NOW\b", dynamic)
@@ -53,22 +53,23 @@ def test_stack_is_guarded(library):
     assert "__stack_chk_fail" in imports(library)
 
 
-def test_copies_are_checked():
-    """FORTIFY puts functions that know how much room there is in the place of those that do not. (The extension copies
-    nothing whose room the compiler knows and whose length it does not.)"""
+def test_copies_check_the_size_of_their_destination():
+    """FORTIFY replaces functions by others that check the size of the destination. (The extension has no copy whose
+    destination has a size that the compiler knows and whose length it does not know.)"""
     assert {"__memcpy_chk", "__snprintf_chk"} <= imports(LIBRARIES["core"])
 
 
-@pytest.mark.skipif(not X86, reason="how it looks is known of x86 only")
+@pytest.mark.skipif(not X86, reason="the pattern is that of x86 instructions")
 def test_no_frame_steps_over_a_guard_page(code):
     """Large frames are grown by a page at a time, each of which is touched."""
     steps = [int(step, 16) for step in re.findall(r"sub\s+\$0x([0-9a-f]+),%rsp", code)]
-    down = [step for step in steps if step < 1 << 63]   # the others go up
+    # The others are negative, and move the stack pointer up.
+    down = [step for step in steps if step < 1 << 63]
     assert down and max(down) <= PAGE
 
 
 def first_instructions(code):
-    """{function: its first instruction}, of those that others may call."""
+    """Returns {function: its first instruction} of the exported functions."""
     return dict(re.findall(r"^[0-9a-f]+ <((?:tutti_|PyInit_)\w+)>:\n\s*[0-9a-f]+:\s+(\w+)", code, re.MULTILINE))
 
 

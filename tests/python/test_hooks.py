@@ -1,5 +1,5 @@
-"""Tests of hooks, which torch and programs have called before and after a call, when a group fails (torch 2.14), and
-when an operation succeeds (torch 2.15); of torch's own recorder, which uses them; and of estimates of time."""
+"""Tests of the hooks that torch and programs register: before and after a call, when a group fails (torch 2.14), and
+when an operation succeeds (torch 2.15). Also of torch's own recorder, which uses them, and of time estimates."""
 import contextlib
 import http.client
 import json
@@ -17,7 +17,7 @@ import torch_tutti
 VERSION = tuple(int(part) for part in torch.__version__.split(".")[:2])
 with_hooks = pytest.mark.skipif(VERSION < (2, 14), reason="torch before 2.14")
 with_completion = pytest.mark.skipif(VERSION < (2, 15), reason="torch before 2.15")
-# torch names the frames of a stack when it writes its recording, and imports torch._inductor for that, for seconds
+# When torch writes its recording with stacks, it imports torch._inductor, which takes seconds.
 QUICK = {"TORCH_FR_BUFFER_SIZE": "0", "TORCH_INCLUDE_STACK_TRACE": "0"}
 
 
@@ -27,7 +27,7 @@ def backend_of(group=None):
 
 # ---- abort hooks ----
 def watch(group):
-    """Registers abort hooks; the list that they add their names and threads to."""
+    """Registers abort hooks. Returns the list to which they add their names and threads."""
     seen = []
     for number, name in ((2, "second"), (1, "first"), (3, "removed")):
         group.register_abort_hook(number, lambda name=name: seen.append((name, threading.get_ident())))
@@ -56,7 +56,7 @@ def abort_twice(world):
 
 
 @with_hooks
-def test_abort(fresh):
+def test_abort_runs_the_hooks_of_all_ranks(fresh):
     """Abort hooks run on the rank that aborts, before it does, and on the others."""
     assert fresh(2, environment=QUICK).run(abort_twice) == [["first", "second"]] * 2
 
@@ -78,7 +78,8 @@ def miss_the_others(world, how):
         else:
             dist.all_reduce(torch.ones(1))
     except RuntimeError:
-        at_once = names(seen)                               # the hooks have run when the program learns of it
+        # The hooks have run before the call raises.
+        at_once = names(seen)
     world.store.set("over", "")
     with pytest.raises(RuntimeError):
         dist.all_reduce(torch.ones(1))
@@ -88,13 +89,13 @@ def miss_the_others(world, how):
 
 @with_hooks
 @pytest.mark.parametrize("how", ["blocking", "directly", "wait", "future", "monitored"])
-def test_timeout(fresh, how):
+def test_timeout_runs_the_hooks_of_its_rank(fresh, how):
     found = fresh(2, timeout_s=1, environment=QUICK).run(miss_the_others, how)
     assert found == [["first", "second"], []]
 
 
 def leave_an_operation(world):
-    """Nobody waits for the operation, so a thread of tutti runs the hook."""
+    """The program does not wait for the operation, so a thread of tutti runs the hook."""
     ran, here = threading.Event(), threading.get_ident()
     threads = []
     dist.group.WORLD.register_abort_hook(1, lambda: (threads.append(threading.get_ident()), ran.set()))
@@ -110,7 +111,7 @@ def leave_an_operation(world):
 
 
 @with_hooks
-def test_an_operation_that_nobody_waits_for(fresh):
+def test_failure_without_a_waiter_runs_hooks(fresh):
     assert fresh(2, timeout_s=1, environment=QUICK).run(leave_an_operation) == [1, 0]
 
 
@@ -125,7 +126,7 @@ def lose_a_peer(world):
 
 
 @with_hooks
-def test_lost_peer(fresh):
+def test_lost_peer_runs_hooks(fresh):
     outcomes = fresh(2, environment=QUICK).outcomes(lose_a_peer)
     assert outcomes[0].value == ["first", "second"], outcomes[0].trace
     assert outcomes[1].died == 3
@@ -148,7 +149,7 @@ def test_refused_calls_run_no_hook(shared):
 
 
 def fail_in_a_hook(world):
-    """A hook that calls the group, and one that raises; several threads that learn of the failure."""
+    """Registers a hook that calls the group and one that raises. The hook after them must still run."""
     group, seen = dist.new_group(), []
 
     def call_back():
@@ -167,7 +168,7 @@ def fail_in_a_hook(world):
 
 
 @with_hooks
-def test_hooks_that_call_back_or_raise(fresh):
+def test_hooks_may_call_the_group_or_raise(fresh):
     ranks = fresh(2, environment=QUICK)
     outcomes = ranks.outcomes(fail_in_a_hook)
     assert [outcome.value for outcome in outcomes] == [["called back", "the last"]] * 2, outcomes[0].trace
@@ -175,7 +176,8 @@ def test_hooks_that_call_back_or_raise(fresh):
 
 # ---- our own entry ----
 def reduce_directly(world):
-    """Hooks see the call of torch_tutti.all_reduce while there are some; then it takes the short way again."""
+    """Hooks see a call of torch_tutti.all_reduce while they are registered. A later call goes straight to the
+    backend."""
     group, seen = dist.group.WORLD, []
     group.register_pre_hook(5, lambda call: seen.append(("before", call.name.name, call.input_tensors[0].tolist())))
     group.register_post_hook(5, lambda call: seen.append(("after", call.name.name)))
@@ -214,7 +216,8 @@ def test_own_entry_checks_for_nans(fresh):
 def entries(name="tutti"):
     from torch._C._distributed_c10d import _dump_fr_trace_json
     try:
-        text = _dump_fr_trace_json(True, False, name)       # all of them, also those that are over
+        # All operations, also completed ones.
+        text = _dump_fr_trace_json(True, False, name)
     except TypeError:
         text = _dump_fr_trace_json(True, False)
     return json.loads(text)["entries"]
@@ -284,7 +287,7 @@ def test_torch_writes_its_recording_of_a_failure(fresh, tmp_path):
 
 # ---- estimates of time ----
 def estimate(world):
-    """The prediction of the cost model, once for each call; nothing is sent or written."""
+    """Returns the estimate of each call, which is the prediction of the cost model. Nothing is sent or written."""
     n, x, small = world.size, torch.ones(1 << 18), torch.ones(2)
     outputs = [torch.zeros(2) for _ in range(n)]
     calls = [lambda: dist.all_reduce(x), lambda: dist.all_reduce(x, async_op=True).wait(), lambda: dist.broadcast(x, 0),
@@ -308,21 +311,22 @@ def estimate(world):
     with dist._time_estimator() as nothing:
         dist.barrier()
     assert nothing.estimated_time == 0
-    dist.all_reduce(x)                                      # now it runs
+    # Outside of the block the call runs.
+    dist.all_reduce(x)
     assert x.eq(n).all()
     return times
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")
 @pytest.mark.parametrize("size", [2, 3])
-def test_estimates(shared, size):
+def test_estimates_are_the_same_on_all_ranks(shared, size):
     first, *others = shared(size).run(estimate)
     assert all(time > 0 for time in first) and first[0] == first[1] == first[3]
     assert all(times == first for times in others)
 
 
 def one_rank_estimates(world):
-    """It needs no other rank, and no other rank is disturbed."""
+    """Rank 0 makes an estimate without the other rank, and does not disturb it."""
     x = torch.ones(1 << 10)
     if world.rank == 0:
         with dist._time_estimator() as alone:
@@ -346,12 +350,13 @@ def estimate_what_cannot_be(world):
         with dist._time_estimator():
             dist.all_reduce(torch.ones(3).to_sparse())
     x = torch.ones(1)
-    dist.all_reduce(x)                                      # an estimate that failed is over
+    # A failed estimate has ended.
+    dist.all_reduce(x)
     assert x.item() == world.size
     with pytest.raises(ValueError, match="end_time_estimate without start_time_estimate"):
         backend_of()._end_time_estimate()
     return True
 
 
-def test_what_cannot_be_estimated(shared):
+def test_estimates_of_messages_and_sparse_tensors_are_refused(shared):
     assert shared(2).run(estimate_what_cannot_be) == [True, True]

@@ -30,7 +30,7 @@ except ImportError as error:
 
 @pytest.fixture
 def setup_script(monkeypatch):
-    """The functions of setup.py."""
+    """Returns the functions of setup.py."""
     monkeypatch.setattr(setuptools, "setup", lambda **_: None)
     return SimpleNamespace(**runpy.run_path(str(ROOT / "setup.py")))
 
@@ -51,7 +51,7 @@ def refusal(call, *arguments):
 
 # ---- building ----
 def test_build_keeps_its_own_extension(setup_script, folder, monkeypatch):
-    """A build that is not in place has a relative folder."""
+    """A build that is not in place passes a relative folder."""
     monkeypatch.chdir(folder.parent)
     setup_script.remove_other_extensions(Path(folder.name), {f"_C_2_13{PYTHON_311}"})
     assert [path.name for path in folder.glob("_C*")] == [f"_C_2_13{PYTHON_311}"]
@@ -83,9 +83,9 @@ def test_stable_name_loads_the_extension_by_itself():
                      ) == "broadcast=chain\n"
 
 
-# ---- what is wrong ----
+# ---- installations that do not fit ----
 @pytest.mark.parametrize("version", ["2.16.0+cpu", "2.1.0", "3.13.0", "unknown"])
-def test_other_torch_is_told_which_there_are(folder, version):
+def test_error_of_another_torch_names_the_built_ones(folder, version):
     text = refusal(_installation.extension_name, version, folder, PYTHON_311)
     assert f"was built for torch 2.9, 2.13, 2.14, but torch {version} is installed" in text
     assert all(way in text for way in ("Install another torch", "script/setup", "pip install"))
@@ -99,14 +99,15 @@ def test_other_torch_is_refused_when_the_package_is_used():
 @pytest.mark.parametrize("suffix, name", [
     (PYTHON_310, "Python 3.10 (x86_64-linux-gnu)"), (".cpython-313t-x86_64-linux-gnu.so", "Python 3.13t"),
     (".cpython-311-aarch64-linux-gnu.so", "Python 3.11 (aarch64-linux-gnu)"), (".pypy311-pp73.so", ".pypy311-pp73.so")])
-def test_other_python_is_told_which_there_is(folder, suffix, name):
+def test_error_of_another_python_names_the_built_one(folder, suffix, name):
     text = refusal(_installation.extension_name, "2.13.0", folder, suffix)
     assert "was built for Python 3.11 (x86_64-linux-gnu), but this is " + name in text
     assert str(folder) in text and "Install it with this Python" in text
 
 
-def test_unbuilt_checkout_says_how_to_build(tmp_path):
-    (tmp_path / f"_C{PYTHON_311}").touch()              # a build of an earlier version
+def test_error_of_an_unbuilt_checkout_names_the_script(tmp_path):
+    # An earlier version built an extension of this name.
+    (tmp_path / f"_C{PYTHON_311}").touch()
     text = refusal(_installation.extension_name, "2.13.0", tmp_path, PYTHON_311)
     assert "has not been built" in text and "script/setup" in text
 
@@ -121,7 +122,8 @@ def test_two_torches_in_one_process_are_refused(tmp_path):
 
 
 def copy_package(folder, edit_library):
-    """The package with another libtutti.so, and what a new interpreter prints that loads it."""
+    """Copies the package and changes its libtutti.so by edit_library(path). Returns the output of a new interpreter
+    that loads the copy."""
     shutil.copytree(PACKAGE, folder / "torch_tutti", ignore=shutil.ignore_patterns("__pycache__", "include"))
     edit_library(folder / "torch_tutti" / "libtutti.so")
     return succeeded(run_interpreter("-c", LOAD, PYTHONPATH=str(folder), TORCH_DEVICE_BACKEND_AUTOLOAD="0"))

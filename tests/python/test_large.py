@@ -1,4 +1,4 @@
-"""Tensors with more elements than fit into 32 bits."""
+"""Tests of tensors with more elements than fit into 32 bits."""
 import pytest
 import torch
 import torch.distributed as dist
@@ -13,7 +13,7 @@ def available_bytes():
 
 
 def is_all(x, value):
-    """Eight elements at a time."""
+    """Returns whether all elements have this value. Compares eight at a time."""
     low, high = torch.aminmax(x.view(torch.int64))
     return low == high == int.from_bytes(bytes([value] * 8), "little")
 
@@ -35,7 +35,8 @@ def check_large(world):
 
 
 def test_more_elements_than_32_bits_count(fresh):
-    needed = 3 * ELEMENTS                                   # two tensors, and room to count in
+    # Bytes: the tensors of two ranks, and temporary memory for comparisons.
+    needed = 3 * ELEMENTS
     if available_bytes() < needed:
         pytest.skip(f"{needed >> 20} MiB of memory are needed, {available_bytes() >> 20} MiB are available")
     fresh(2, timeout_s=300).run(check_large, limit_s=300)

@@ -1,5 +1,6 @@
-"""Tensors that are not contiguous: every operation gives what it gives for contiguous ones, and writes nothing beside
-the tensor. all_reduce, reduce and broadcast use a dense tensor as it lies, so they compare strides between ranks."""
+"""Tests of tensors that are not contiguous: every operation gives what it gives for contiguous ones, and writes nothing
+beside the tensor. all_reduce, reduce and broadcast use a dense tensor in the order of its memory, so they compare
+strides between ranks."""
 import pytest
 import torch
 import torch.distributed as dist
@@ -22,7 +23,7 @@ def transposed(values):
 
 
 def strided(values):
-    """Every second element of the last dimension, and of the first."""
+    """Returns the values as every second element of the first and of the last dimension of a larger tensor."""
     room = torch.full((2 * len(values), *values.shape[1:-1], 2 * values.shape[-1]), float(UNTOUCHED))
     room[1::2, ..., ::2] = values
     return room[1::2, ..., ::2]
@@ -36,13 +37,13 @@ LAYOUTS = [channels_last, transposed, strided]
 
 
 def beside(tensor):
-    """The elements of the storage that are not the tensor's."""
+    """Returns a copy of the tensor's storage in which the tensor's own elements are UNTOUCHED."""
     whole = torch.empty(0).set_(tensor.untyped_storage()).clone()
     whole.as_strided(tensor.size(), tensor.stride(), tensor.storage_offset()).fill_(UNTOUCHED)
     return whole
 
 
-# ---- every operation: the outputs, as views that the operation wrote ----
+# ---- every operation; each function returns the Work, and the outputs as the views that the operation wrote ----
 def all_reduce(world, lay, **options):
     x = lay(numbers(world.rank, *SHAPE))
     return dist.all_reduce(x, **options), [x]
@@ -150,7 +151,7 @@ def check_operations(world, lay):
 
 @pytest.mark.parametrize("lay", LAYOUTS, ids=lambda lay: lay.__name__)
 @pytest.mark.parametrize("size", [2, 3])
-def test_operations(shared, size, lay):
+def test_operations_on_tensors_that_are_not_contiguous(shared, size, lay):
     shared(size).run(check_operations, lay)
 
 
@@ -170,7 +171,7 @@ def check_messages(world):
         assert torch.equal(into, numbers(other, 6, 4))
 
 
-def test_messages(shared):
+def test_messages_of_tensors_that_are_not_contiguous(shared):
     shared(2).run(check_messages)
 
 
@@ -212,7 +213,7 @@ def differ(world, operation, *others):
 @pytest.mark.parametrize("other, words", [(plain, "algorithm"), (transposed, "dimensions in the memory order 3 1 2 0")],
                          ids=["contiguous", "transposed"])
 @pytest.mark.parametrize("operation", ["all_reduce", "reduce", "broadcast"])
-def test_ranks_with_other_strides(fresh, operation, other, words):
+def test_ranks_with_other_strides_get_an_error(fresh, operation, other, words):
     for text in fresh(2).run(differ, operation, other):
         assert "ranks disagree about operation 1" in text and words in text
         assert "dimensions in the memory order 0 2 3 1" in text
@@ -220,7 +221,7 @@ def test_ranks_with_other_strides(fresh, operation, other, words):
 
 
 def check_copies_need_not_agree(world):
-    """A copy puts the elements into the order of their indices, so each rank has the strides that it likes."""
+    """A copy puts the elements into the order of their indices, so ranks may have different strides."""
     lay = [plain, channels_last, strided][world.rank]
     x = strided(numbers(world.rank, *SHAPE)) if world.rank else numbers(world.rank, *SHAPE)
     dist.all_reduce(x)
@@ -230,11 +231,11 @@ def check_copies_need_not_agree(world):
     assert all(torch.equal(output, numbers(rank, *SHAPE)) for rank, output in enumerate(outputs))
 
 
-def test_copies_need_not_agree(shared):
+def test_strides_of_copied_tensors_may_differ(shared):
     shared(3).run(check_copies_need_not_agree)
 
 
-# ---- what is refused ----
+# ---- refused calls ----
 def check_refused(world):
     expanded, p = torch.ones(3, 1).expand(3, 4), world.size
     lists = [expanded] * p
@@ -253,7 +254,8 @@ def check_refused(world):
     with pytest.raises(ValueError, match="output 0 and output 1 overlap in memory"):
         dist.all_gather([rows] * p, torch.ones(3, 4))
     outputs = [torch.zeros(3, 4) for _ in range(p)]
-    dist.all_gather(outputs, expanded)                      # but it can be sent
+    # An expanded tensor can be sent.
+    dist.all_gather(outputs, expanded)
     assert all(output.eq(1).all() for output in outputs)
 
 

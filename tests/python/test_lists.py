@@ -1,5 +1,6 @@
-"""Lists of tensors go to the core by address: wherever their tensors lie, results are right, nothing beside them is
-written, and nothing is packed but what cannot be addressed; lists whose results would overlap are refused."""
+"""Tests of lists of tensors, which go to the core by address: results are right wherever the tensors lie, nothing
+beside them is written, only tensors that cannot be addressed are packed, and lists of outputs that overlap are
+refused."""
 import random
 
 import pytest
@@ -18,9 +19,9 @@ def value(rank, part, count):
     return (torch.arange(count) % 97 + 1000 * rank + 100 * part).float()
 
 
-# ---- where the tensors of a list lie ----
+# ---- where the tensors of a list lie; each function returns the allocations, and the tensors in them ----
 def in_gaps(counts, draw):
-    """In one allocation, in any order, something between them."""
+    """All tensors are in one allocation, in any order, with gaps between them."""
     room, parts, at = torch.full((sum(counts) + GAP * len(counts) + GAP,), FILL), [None] * len(counts), GAP
     for q in draw.sample(range(len(counts)), len(counts)):
         parts[q] = room[at:at + counts[q]]
@@ -29,19 +30,19 @@ def in_gaps(counts, draw):
 
 
 def in_allocations(counts, draw):
-    """Each in its own, which are made in any order."""
+    """Each tensor is in its own allocation. The allocations are made in any order."""
     rooms = {q: torch.full((counts[q] + 2 * GAP,), FILL) for q in draw.sample(range(len(counts)), len(counts))}
     return list(rooms.values()), [rooms[q][GAP:GAP + count] for q, count in enumerate(counts)]
 
 
 def in_shared_and_private(counts, draw):
-    """Some where others can reach them, far from the rest."""
+    """Some tensors are in shared memory, far from the private ones."""
     rooms = [tutti.empty(count + 2 * GAP) if draw.random() < 0.5 else torch.empty(count + 2 * GAP) for count in counts]
     return [room.fill_(FILL) for room in rooms], [room[GAP:GAP + count] for room, count in zip(rooms, counts)]
 
 
 def in_blocks(counts, draw):
-    """All shared, in blocks of memory of their own where they are large."""
+    """All tensors are in shared memory. Large ones have blocks of their own."""
     rooms = [tutti.empty(count + 2 * GAP).fill_(FILL) for count in counts]
     return rooms, [room[GAP:GAP + count] for room, count in zip(rooms, counts)]
 
@@ -55,7 +56,7 @@ def in_one_block(counts, draw):
 
 
 def in_bytes(counts, draw):
-    """At addresses that are no whole number of elements apart."""
+    """The addresses of tensors differ by fractions of an element."""
     rooms, parts = [], []
     for q, count in enumerate(counts):
         rooms.append(torch.full((count + 2 * GAP,), FILL))
@@ -68,7 +69,7 @@ def in_bytes(counts, draw):
 PLACES = [in_gaps, in_allocations, in_shared_and_private, in_blocks, in_one_block, in_bytes]
 
 
-# ---- every collective, wherever they lie ----
+# ---- every collective, wherever its tensors lie ----
 def beside_is_untouched(rooms, parts):
     for room in rooms:
         now, before = room.view(torch.uint8).numpy().copy(), torch.full_like(room, FILL).view(torch.uint8).numpy()
@@ -86,7 +87,8 @@ def has_list(kind, rank):
 
 
 def call_with(kind, world, counts, make):
-    """Calls it with lists that `make` makes; the tensors of the lists, and what they must contain afterwards."""
+    """Calls a collective with lists that `make` makes. Returns the tensors of the lists, and what they must contain
+    afterwards."""
     me, p = world.rank, world.size
     mine = counts[me]
     if kind == "all_to_all":
@@ -111,7 +113,8 @@ def in_every_place(world, kind):
         counts = ([0, 1, 5, 3], [7, 7, 7, 7], [70_001, 300_000, 0, 9], [200_000] * 4)[seed % 4][:world.size]
         if kind in ("gather", "scatter"):
             counts = [max(counts)] * world.size
-        draw, rooms = random.Random(seed + 100 * world.rank), []        # ranks need not agree about it
+        # Each rank draws its own places.
+        draw, rooms = random.Random(seed + 100 * world.rank), []
 
         def make(contents):
             made, parts = place([len(content) for content in contents], draw)
@@ -128,13 +131,13 @@ def in_every_place(world, kind):
 
 @pytest.mark.parametrize("size", [2, 4])
 @pytest.mark.parametrize("kind", KINDS)
-def test_wherever_they_lie(shared, kind, size):
+def test_results_are_right_wherever_tensors_lie(shared, kind, size):
     shared(size).run(in_every_place, kind)
 
 
-# ---- what is packed ----
+# ---- packed lists ----
 def packs(call):
-    """Whether the shim has taken room of its own for the call."""
+    """Returns whether the shim has allocated memory for the call."""
     dist.barrier()
     with profile(activities=[ProfilerActivity.CPU]) as profiled:
         call()
@@ -143,7 +146,7 @@ def packs(call):
     return "aten::empty" in names
 
 
-def room_of_lists(world):
+def check_packing(world):
     p, draw, one = world.size, random.Random(world.rank), torch.ones(5000)
     counts = [5000] * p
     for place in PLACES:
@@ -158,8 +161,8 @@ def room_of_lists(world):
     assert not packs(lambda: dist.gather(one, adjacent)) and not packs(lambda: dist.scatter(one, adjacent))
 
 
-def test_only_what_cannot_be_addressed_is_packed(shared):
-    shared(2).run(room_of_lists)
+def test_only_tensors_that_cannot_be_addressed_are_packed(shared):
+    shared(2).run(check_packing)
 
 
 def sent_more_than_once(world):
@@ -182,7 +185,7 @@ def test_inputs_may_overlap(shared, size):
     shared(size).run(sent_more_than_once)
 
 
-# ---- what is refused ----
+# ---- refused calls ----
 def refused(pieces, call):
     with pytest.raises(ValueError) as error:
         call()
@@ -207,16 +210,17 @@ def overlapping_results(world):
             lambda: dist.all_gather([b[:4], unaligned, *[torch.empty(4) for _ in range(p)]][:p], b[4:]))
     assert torch.equal(b, torch.arange(8.0))
     dist.all_gather([b[:4], b[4:], *[torch.empty(4) for _ in range(p)]][:p], torch.full((4,), world.rank + 1.0))
-    assert b.tolist() == [1.0] * 4 + [2.0] * 4          # neighbours do not overlap, and the group goes on
+    # Neighbours do not overlap, and the group still works.
+    assert b.tolist() == [1.0] * 4 + [2.0] * 4
 
 
 @pytest.mark.parametrize("size", [2, 3])
-def test_results_that_overlap_are_refused(shared, size):
+def test_overlapping_outputs_are_refused(shared, size):
     shared(size).run(overlapping_results)
 
 
 def splits_beyond(world):
-    """Their sum in 64 bits is 4, and so are their counts of elements."""
+    """The sum of the splits wraps to 4 in 64 bits, and so does their number of elements."""
     x, huge = torch.zeros(4, 4), [2 ** 62 + 1] * 4
     refused(["input split sizes", "add up to more than the 4 rows"],
             lambda: dist.all_to_all_single(x.clone(), x, [1] * 4, huge))
@@ -232,7 +236,7 @@ def test_splits_that_wrap_are_refused(shared):
 
 
 def shared_lists(world):
-    """Tensors of one block of shared memory are still touched where they lie."""
+    """Gathers into tensors that lie in one block of shared memory."""
     _, parts = in_one_block([300_000] * world.size, random.Random(0))
     assert all(is_shared(part) for part in parts)
     before = tutti.empty(300_000).fill_(world.rank)
@@ -240,5 +244,5 @@ def shared_lists(world):
     assert [part[0].item() for part in parts] == list(range(world.size))
 
 
-def test_shared_lists(shared):
+def test_list_in_one_shared_block(shared):
     shared(2).run(shared_lists)

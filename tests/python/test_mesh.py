@@ -1,5 +1,5 @@
-"""Groups in numbers: DeviceMesh of one to four dimensions, slices, flattening, groups that overlap, groups that only
-their members make, and hundreds at once. The judge is arithmetic: which ranks must be in a group, in which order."""
+"""Tests of many groups: DeviceMesh of one to four dimensions, slices, flattening, groups that overlap, groups that only
+their members make, and hundreds at once. Arithmetic says which ranks must be in a group, in which order."""
 import os
 
 import pytest
@@ -11,7 +11,7 @@ NAMES = ("replica", "data", "pipe", "model")
 
 
 def check_group(group, members):
-    """These ranks, in this order, and the group is tutti's. Its sum and its gathered ranks must say the same."""
+    """Checks that the group uses tutti and has these ranks in this order, by torch's list, a gather and a sum."""
     assert dist.get_process_group_ranks(group) == members and dist.get_backend(group) == "tutti"
     rank = torch.tensor([dist.get_rank()])
     gathered = torch.empty(len(members), dtype=torch.int64)
@@ -22,7 +22,8 @@ def check_group(group, members):
 
 
 def check_mesh(mesh, ranks):
-    """`ranks` is the mesh as a tensor: along each dimension, the group is the line through this rank."""
+    """Checks that the mesh has these ranks, a tensor, and that along each dimension the group is the line through this
+    rank."""
     assert torch.equal(mesh.mesh, ranks)
     here = (ranks == dist.get_rank()).nonzero()[0].tolist()
     assert list(mesh.get_coordinate()) == here
@@ -40,11 +41,11 @@ def mesh_of_shape(world, shape):
 
 @pytest.mark.parametrize("shape", [(4,), (2, 2), (4, 1), (2, 1, 2), (1, 2, 2), (2, 1, 1, 2), (1, 2, 2, 1)],
                          ids=lambda shape: "x".join(map(str, shape)))
-def test_a_mesh_has_its_lines_as_groups(shared, shape):
+def test_groups_of_a_mesh_are_its_lines(shared, shape):
     shared(4).run(mesh_of_shape, shape)
 
 
-def test_three_full_dimensions(fresh):
+def test_mesh_of_three_full_dimensions(fresh):
     fresh(8).run(mesh_of_shape, (2, 2, 2))
 
 
@@ -70,8 +71,10 @@ def any_order(world):
     mesh = DeviceMesh("cpu", ranks)
     for dimension, lines in enumerate([ranks.t().tolist(), ranks.tolist()]):
         line = next(line for line in lines if world.rank in line)
-        check_group(mesh.get_group(dimension), sorted(line))        # torch sorts the ranks of a group
-    part = DeviceMesh("cpu", [0, 3])                      # made by all, of two
+        # torch sorts the ranks of a group.
+        check_group(mesh.get_group(dimension), sorted(line))
+    # All ranks make this mesh of two of them.
+    part = DeviceMesh("cpu", [0, 3])
     assert (part.get_coordinate() is None) == (world.rank in (1, 2))
     if world.rank in (0, 3):
         check_group(part.get_group(), [0, 3])
@@ -82,7 +85,7 @@ def test_a_mesh_of_any_ranks_in_any_order(shared):
 
 
 def wrapped(world):
-    """Groups that exist already become a mesh, and one dimension may belong to another backend."""
+    """Makes a mesh from existing groups, and a mesh with one dimension on another backend."""
     mine, _ = dist.new_subgroups(group_size=2)
     check_mesh(DeviceMesh.from_group(mine, "cpu"), torch.tensor(dist.get_process_group_ranks(mine)))
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "model"), backend_override={"data": "gloo"})
@@ -154,7 +157,7 @@ def unsorted(world):
     assert x.item() == 2
 
 
-def test_ranks_in_the_order_given(shared):
+def test_group_keeps_the_given_order_of_ranks(shared):
     shared(3).run(unsorted)
 
 
@@ -175,7 +178,8 @@ def hundreds(world, count):
         dist.all_reduce(x, group=groups[-1])
         assert torch.equal(x, torch.full((7,), 2.0 * number))
     during = resources()
-    for number, group in enumerate(groups):               # every one still works
+    # Every group still works.
+    for number, group in enumerate(groups):
         x = torch.full((3,), float(number + world.rank))
         dist.all_reduce(x, group=group)
         assert torch.equal(x, torch.full((3,), 2.0 * number + 1))

@@ -23,7 +23,7 @@ def options(*words):
     return cli._parser().parse_args(["model", *words])
 
 
-# ---- what it understands ----
+# ---- options ----
 WRONG_WORDS = {
     "": "COLLECTIVE", "allreduce": "choose from", "alltoall": "choose from", "all_reduce -b 8Q": "64K, 1.5M or 1G",
     "all_reduce -b 64M -e 8": "must not exceed", "all_reduce -f 1": "at least 2", "all_reduce -n 0": "at least 1",
@@ -34,7 +34,7 @@ WRONG_WORDS = {
 
 
 @pytest.mark.parametrize("words", WRONG_WORDS)
-def test_wrong_words_are_answered_with_what_is_allowed(words, capsys):
+def test_error_of_a_wrong_option_names_what_is_allowed(words, capsys):
     try:
         code = cli.main(["model", *words.split()])
     except SystemExit as left:
@@ -42,13 +42,13 @@ def test_wrong_words_are_answered_with_what_is_allowed(words, capsys):
     assert code in (1, 2) and WRONG_WORDS[words] in capsys.readouterr().err
 
 
-def test_families_are_the_cores():
+def test_collectives_are_those_of_the_core():
     assert set(CORE_NAMES.values()) <= set(algorithms())
 
 
 # ---- on ranks ----
 def shown(world, *words):
-    """(document, what this rank printed)"""
+    """Returns the document of a run, and the output of this rank."""
     ranks = Ranks(world.rank, world.size, world.gloo, {"tutti": dist.group.WORLD})
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
@@ -79,7 +79,7 @@ def every_collective(world):
             for name in CORE_NAMES]
 
 
-def test_candidates_of_every_collective(shared):
+def test_candidates_of_every_collective_have_costs(shared):
     for name, document in zip(CORE_NAMES, shared(3).run(every_collective)[0]):
         row, = document["results"]
         assert row["size"] == (3000 if name in ("all_reduce", "broadcast", "reduce") else 3000 // 12 * 12)
@@ -91,7 +91,7 @@ def only_two(world):
     return shown(world, "all_reduce", *QUICK, "--algorithms", "ring,tree")[0]
 
 
-def test_a_list_of_algorithms(shared):
+def test_only_listed_algorithms_are_measured(shared):
     document = shared(2).run(only_two)[0]
     assert all(list(row["algorithms"]) == ["ring", "tree"] for row in document["results"])
     assert all(found["ratio"] is None for found in document["regret"])
@@ -113,22 +113,24 @@ def test_unknown_names_are_refused_with_the_nearest(shared):
         assert {"message", "announced", "wire", "line"} <= set(figures["figures"]) and figures["ranks"] == 2
 
 
-# ---- what it says ----
-def test_the_line_through_the_times():
+# ---- output ----
+def test_fit_finds_the_line_through_times():
     """The line through times on a line has its values: 20 us for a call, 0.25 ns for a byte. So a call of 80,000 bytes
     reaches half of the rate. Two points, or times that fall, give no line."""
     found = report.fit([(n, 20 + n * 0.25e-3) for n in (1 << 10, 1 << 14, 1 << 18, 1 << 22)])
     assert found == pytest.approx({"alpha_us": 20, "beta_ns": 0.25})
     first, second = report.advice(found, 100 << 20)
     assert "20 us" in first and "from 78.1 KiB on" in first and "from 703 KiB" in first
-    assert "2.76 MiB" in second and "bucket_cap_mb=2.8" in second      # √(104,857,600 x 80,000) bytes
-    assert "bucket_cap_mb=0.69" in report.advice(found, 1 << 20)[1]    # not less than nine tenths of the rate ask for
-    assert report.fit([(1, 1.0), (2, 1.0)]) is None                    # two points are no line
+    # The square root of 104,857,600 x 80,000 bytes.
+    assert "2.76 MiB" in second and "bucket_cap_mb=2.8" in second
+    # Not less than the size that reaches nine tenths of the rate.
+    assert "bucket_cap_mb=0.69" in report.advice(found, 1 << 20)[1]
+    assert report.fit([(1, 1.0), (2, 1.0)]) is None
     assert report.fit([(1 << 10, 30.0), (1 << 14, 20.0), (1 << 18, 10.0)]) is None
     assert report.fit([]) is None
 
 
-def test_stretches():
+def test_stretches_join_equal_neighbours():
     assert report.stretches([(1, "a"), (2, "a"), (3, "b"), (4, "a")]) == [
         {"algorithm": "a", "first_bytes": 1, "last_bytes": 2}, {"algorithm": "b", "first_bytes": 3, "last_bytes": 3},
         {"algorithm": "a", "first_bytes": 4, "last_bytes": 4}]
@@ -137,20 +139,20 @@ def test_stretches():
 @pytest.mark.parametrize("message, wire, text", [
     (20000.0, 0.1, "20 us (α), {}, a byte 0.1 ns (β), so 10 GB/s; measured when the group joined"),
     (15000.0, 0.32, "15 us (α), {}, a byte 0.32 ns (β), so 3.12 GB/s; typical parameters: they were not measured")])
-def test_what_is_between_hosts(message, wire, text):
+def test_cost_between_hosts_is_described(message, wire, text):
     figures = {"message": {"value": message, "typical": 15000.0},
                "announced": {"value": 40000.0, "typical": 45000.0}, "wire": {"value": wire, "typical": 0.32}}
     expected = "a message takes " + text.format("one of more than 64 KiB 40 us")
     assert report.between_hosts({"figures": figures}) == expected
 
 
-def test_picture_has_both_lines_of_what_has_a_price():
+def test_picture_has_both_lines_of_predicted_algorithms():
     cells = {"a": {"predicted": None, "measured": 2.0}, "b": {"predicted": 3.0, "measured": 4.0}}
     assert picture.lines({"results": [{"size": 8, "algorithms": cells}]}) == {
         ("a", "measured"): {8: 2.0}, ("b", "predicted"): {8: 3.0}, ("b", "measured"): {8: 4.0}}
 
 
-def test_picture_without_matplotlib(monkeypatch, tmp_path, capsys):
+def test_plot_without_matplotlib_is_refused(monkeypatch, tmp_path, capsys):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     assert cli.main(["model", "all_reduce", "--plot", str(tmp_path / "picture.png")]) == 1
     assert "--plot needs matplotlib: pip install matplotlib" in capsys.readouterr().err
@@ -164,7 +166,7 @@ def names_of(document):
     return {name for row in document["results"] for name in row["algorithms"]}
 
 
-def test_ranks_of_its_own_on_one_host(tmp_path):
+def test_model_starts_its_own_ranks(tmp_path):
     saved, drawn = tmp_path / "out.json", tmp_path / "out.svg"
     pytest.importorskip("matplotlib", reason="matplotlib is not installed")
     printed = succeeded(run_python(*TUTTI, "model", "all_reduce", *QUICK, "--nproc", "2", "-J", saved, "--plot", drawn,
@@ -176,7 +178,7 @@ def test_ranks_of_its_own_on_one_host(tmp_path):
     assert all(row["algorithms"]["ring"]["predicted"] is None for row in document["results"])
 
 
-def test_under_torchrun_on_pretended_hosts(tmp_path):
+def test_model_runs_on_simulated_hosts(tmp_path):
     saved = tmp_path / "out.json"
     printed = succeeded(run_ranks(2, *TUTTI, "model", "all_reduce", *QUICK, "-J", saved, TUTTI_HOSTS="2"))
     document = json.loads(saved.read_text())
@@ -186,7 +188,7 @@ def test_under_torchrun_on_pretended_hosts(tmp_path):
     assert printed.count("# between hosts: a message takes") == 1 and "on 2 hosts (1, 1 ranks)" in printed
 
 
-def test_what_the_hosts_do_not_allow_is_named():
+def test_algorithm_of_one_host_is_refused_on_several():
     ended = run_ranks(2, *TUTTI, "model", "all_reduce", *QUICK, "--algorithms", "two_shot", TUTTI_HOSTS="2")
     assert ended.exitcodes == [1, 1]
     assert ended.stderr.count("allreduce by algorithm two_shot needs all ranks on one host") == 2

@@ -1,4 +1,5 @@
-"""The barrier that tells who did not come: rank 0 names the missing, the others say that they were there."""
+"""Tests of the monitored barrier: rank 0 names the ranks that have not arrived, and the errors of other ranks say that
+they have."""
 import time
 from datetime import timedelta
 
@@ -14,15 +15,17 @@ def passes(world):
         x = torch.ones(3)
         dist.all_reduce(x)
         assert x[0] == world.size
-    work = dist.all_reduce(x, async_op=True)                # beside an operation that runs
+    # The barrier runs beside another operation.
+    work = dist.all_reduce(x, async_op=True)
     group.monitored_barrier(timedelta(seconds=20))
     work.wait()
-    dist.monitored_barrier(timeout=timedelta(seconds=20))   # torch's own, which is gloo's by name
+    # torch's own function, which torch made for gloo.
+    dist.monitored_barrier(timeout=timedelta(seconds=20))
     torch.distributed.distributed_c10d._set_pg_timeout(timedelta(seconds=30), group)
 
 
 @pytest.mark.parametrize("size", [2, 4])
-def test_all_come(shared, size):
+def test_barrier_passes_when_all_ranks_arrive(shared, size):
     shared(size).run(passes)
 
 
@@ -34,11 +37,12 @@ def with_timeout(world, timeout):
             continue
         with pytest.raises(ValueError, match="a timeout of -1000 ms is negative"):
             barrier(timeout)
-    dist.barrier()                                          # the group goes on
+    # The group still works.
+    dist.barrier()
 
 
 @pytest.mark.parametrize("timeout", [timedelta(seconds=-1), timedelta(days=120_000)], ids=str)
-def test_timeout_that_is_negative_or_more_than_fits(shared, timeout):
+def test_negative_timeout_is_refused_and_a_very_long_one_works(shared, timeout):
     shared(2).run(with_timeout, timeout)
 
 
@@ -54,7 +58,7 @@ def some_are_missing(world, missing, wait_all):
     ([1, 3], True, "Ranks 1, 3 failed to pass monitoredBarrier in 300 ms"),
     ([1, 2, 3], True, "Rank 0 timed out in monitoredBarrier: Ranks 1, 2, 3 failed"),
 ])
-def test_rank_0_names_who_is_missing(fresh, missing, wait_all, text):
+def test_rank_0_names_missing_ranks(fresh, missing, wait_all, text):
     outcomes = fresh(4).outcomes(some_are_missing, missing, wait_all)
     assert outcomes[0].error == "TimeoutError" and text in outcomes[0].text
     for rank in range(1, 4):
@@ -71,7 +75,7 @@ def rank_0_is_missing(world):
         group.monitored_barrier(timedelta(milliseconds=300))
 
 
-def test_rank_0_is_missing(fresh):
+def test_missing_rank_0_is_a_timeout_error(fresh):
     first, second = fresh(2).outcomes(rank_0_is_missing)
     assert not first.failed and "Rank 1 successfully reached monitoredBarrier" in second.text
     assert second.error == "TimeoutError"
@@ -84,7 +88,7 @@ def longer_than_the_group(world):
     group.monitored_barrier(timedelta(seconds=20))
 
 
-def test_its_timeout_before_the_groups(fresh):
+def test_timeout_of_the_barrier_overrides_that_of_the_group(fresh):
     fresh(2).run(longer_than_the_group)
 
 
@@ -93,7 +97,7 @@ def no_time(world):
         dist.group.WORLD.monitored_barrier(timedelta(0))
 
 
-def test_no_time(fresh):
+def test_zero_timeout_is_a_timeout_error(fresh):
     outcome = fresh(2).outcomes(no_time)[0]
     assert "Rank 0 timed out in monitoredBarrier" in outcome.text
 
@@ -105,7 +109,7 @@ def somebody_died(world):
     dist.group.WORLD.monitored_barrier(timedelta(seconds=30))
 
 
-def test_a_dead_rank_ends_it_early(fresh):
+def test_dead_rank_ends_the_barrier_early(fresh):
     outcomes = fresh(3).outcomes(somebody_died)
     assert "Rank 1 failed to pass monitoredBarrier: " in outcomes[0].text
     assert "rank 1 of group" in outcomes[0].text and "died" in outcomes[0].text and outcomes[2].failed

@@ -46,7 +46,7 @@ def gather(world, options):
 
 @newer
 @pytest.mark.parametrize("async_op", [False, True])
-def test_gather_single(shared, async_op):
+def test_gather_single_gathers_on_its_root(shared, async_op):
     for size in 2, 3:
         found = shared(size).run(gather, {"async_op": async_op})
         assert found.pop(1) == [10. * rank + i for rank in range(size) for i in range(6)]
@@ -54,7 +54,7 @@ def test_gather_single(shared, async_op):
 
 
 @newer
-def test_gather_single_of_another_size(fresh):
+def test_gather_single_of_another_size_is_refused(fresh):
     outcomes = fresh(2, timeout_s=2).outcomes(gather, {"shape": (2, 2)})
     assert outcomes[1].error == "ValueError"
     assert "gather_single: the output has 8 elements; it must have 12" in outcomes[1].text
@@ -70,7 +70,7 @@ def gather_over_the_input(world):
 
 
 @newer
-def test_gather_single_of_the_own_part_of_the_output(shared):
+def test_gather_single_from_a_part_of_its_output(shared):
     assert shared(2).run(gather_over_the_input)[0] == [1., 2., 1., 2.]
 
 
@@ -117,7 +117,7 @@ def call_within_a_call(world):
 
 
 @newer
-def test_a_collective_inside_of_itself(shared):
+def test_hook_of_a_collective_may_make_the_same_collective(shared):
     assert shared(2).run(call_within_a_call) == [([0, 1], [1, 2])] * 2
 
 
@@ -176,7 +176,7 @@ def test_a_timeout_is_longer_until_the_first_work_is_over(shared):
 
 
 def extend_once(world):
-    """Rank 1 comes a second late, twice: the second time the extension is over."""
+    """Rank 1 makes the first call a second late, within the extension, and does not make the second call."""
     import time
     group = dist.new_group(timeout=timedelta(seconds=0.4))
     backend_of(group)._add_ephemeral_timeout(timedelta(seconds=30))
@@ -222,7 +222,7 @@ def set_timeout_publicly(world):
 
 
 @newer
-def test_set_timeout(shared):
+def test_set_timeout_applies_to_later_works(shared):
     assert shared(2).run(set_timeout_publicly) == [7, 7]
 
 
@@ -236,12 +236,12 @@ def split(world):
 
 @newer
 def test_torch_clones_the_options_of_a_split_group(shared):
-    """With their kind and fields; the caller's stay as they are."""
+    """The clone has the class and the fields of the caller's options, which stay as they are."""
     assert shared(2).run(split) == [("allreduce=ring", "ringed", "")] * 2
 
 
 @newer
-def test_names_that_torch_loads_when_they_are_named():
+def test_take_over_loads_backends_that_torch_loads_by_name():
     program = ("import torch_tutti, torch.distributed as dist\n"
                "assert 'nccl2' not in dist.Backend.backend_list\n"
                "print(torch_tutti.take_over('nccl2').names)\n"

@@ -1,5 +1,5 @@
-"""The all-reduce whose rows are normalised (`tutti.all_reduce_norm`): the bits of the operations one after the other,
-the numbers of torch's own norms, other backends, and mistakes."""
+"""Tests of the all-reduce whose rows are normalised (`tutti.all_reduce_norm`): the bits of the operations one after the
+other, the numbers of torch's own norms, other backends, and mistakes."""
 import pytest
 import torch
 import torch.distributed as dist
@@ -11,7 +11,7 @@ TYPES = torch.float32, torch.bfloat16, torch.float16
 
 
 def alone(world):
-    """A group of this rank alone: its norm is of what is there already."""
+    """Returns a group of this rank alone, in which all_reduce_norm only normalises."""
     if "alone" not in world.kept:
         groups = [dist.new_group([rank]) for rank in range(world.size)]
         world.kept["alone"] = groups[world.rank]
@@ -59,12 +59,12 @@ def one_after_the_other(world):
                 assert torch.equal(kept, before), (dtype, kind, shape, own_rows)
 
 
-def test_is_what_one_after_the_other_gives(shared):
+def test_norm_equals_separate_operations(shared):
     shared(3).run(one_after_the_other)
 
 
 def watched(world):
-    """The longer way, of calls that somebody looks at, and blocks of options."""
+    """Checks calls under a profiler and in a block of options, which do not go straight to the core."""
     x, y, z = (numbers(world.rank, 4, 32) for _ in range(3))
     residual = torch.ones(4, 32)
     tutti.all_reduce_norm(x, residual=residual.clone())
@@ -77,7 +77,7 @@ def watched(world):
     torch.testing.assert_close(x, z)
 
 
-def test_watched_calls(shared):
+def test_profiled_calls_give_the_same_bits(shared):
     shared(2).run(watched)
 
 
@@ -98,7 +98,7 @@ def on_gloo(world):
             torch.testing.assert_close(results[0], results[1], **limit)
 
 
-def test_other_backends_do_it_in_steps(shared):
+def test_other_backends_give_close_results(shared):
     shared(2).run(on_gloo)
 
 
@@ -133,11 +133,12 @@ def mistakes(world):
         tutti.all_reduce_norm(x, group=dist.GroupMember.NON_GROUP_MEMBER)
     with pytest.raises(ValueError, match="norm_rows: this rank is in no such group"):
         tutti.norm_rows(4, dist.GroupMember.NON_GROUP_MEMBER)
-    tutti.all_reduce_norm(x, w)                             # nobody was left waiting
+    # No rank was left waiting.
+    tutti.all_reduce_norm(x, w)
     assert torch.allclose(x, torch.ones(4, 8))
 
 
-def test_mistakes_are_told(shared):
+def test_mistakes_are_refused(shared):
     shared(2).run(mistakes)
 
 
@@ -145,7 +146,7 @@ def disagree(world):
     tutti.all_reduce_norm(torch.ones(4, 8), eps=1e-5 if world.rank else 1e-6)
 
 
-def test_ranks_that_disagree_are_told(fresh):
+def test_disagreement_is_an_error_on_every_rank(fresh):
     for outcome in fresh(2).outcomes(disagree):
         assert outcome.error == "MismatchError"
         assert "RMSNorm of rows of 8, epsilon 1e-05" in outcome.text

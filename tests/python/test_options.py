@@ -23,14 +23,16 @@ def choose(world):
     with tutti.options(algorithm="allreduce=ring,broadcast=chain"):
         dist.all_reduce(x)
         dist.broadcast(x, 0)
-        dist.barrier()                                      # nothing is said about it
+        # The block names no algorithm for these two.
+        dist.barrier()
         gathered = torch.empty(1000 * world.size)
         dist.all_gather_into_tensor(gathered, x)
-        if world.rank < 2:                                  # nor has a message an algorithm
+        # Messages have no algorithms.
+        if world.rank < 2:
             dist.send(x, 1 - world.rank) if world.rank else dist.recv(x, 1)
 
 
-def test_algorithm_of_a_block(shared):
+def test_block_sets_the_algorithm(shared):
     shared(3).run(choose)
 
 
@@ -46,18 +48,22 @@ def refuse(world):
     with pytest.raises(ValueError, match="at least a millisecond"):
         tutti.options(timeout=timedelta(0))
     with pytest.raises(TypeError):
-        tutti.options("ring")                               # by name only
+        # Arguments are passed by name only.
+        tutti.options("ring")
     with tutti.options(algorithm="allreduce=rign"):
-        with tutti.options(algorithm="ring"):               # the innermost counts
+        # The innermost block counts.
+        with tutti.options(algorithm="ring"):
             dist.all_reduce(x)
-        with tutti.options(timeout=timedelta(seconds=20)):  # says nothing about the algorithm
+        # The inner block sets no algorithm, so that of the outer one counts.
+        with tutti.options(timeout=timedelta(seconds=20)):
             with pytest.raises(ValueError, match="unknown allreduce algorithm"):
                 dist.all_reduce(x)
     try:
         with tutti.options(algorithm="allreduce=rign"):
             raise KeyError
     except KeyError:
-        dist.all_reduce(x)                                  # the block is over for exceptions too
+        # The exception has ended the block.
+        dist.all_reduce(x)
 
 
 def interleave(world):
@@ -69,7 +75,8 @@ def interleave(world):
     first, second = choosing("allreduce=rign"), choosing("allreduce=ring")
     next(first), next(second)
     dist.all_reduce(x)
-    first.close()                                           # not the innermost
+    # Ends the block that was entered first.
+    first.close()
     dist.all_reduce(x)
     second.close()
     block = tutti.options(algorithm="ring")
@@ -82,7 +89,7 @@ def interleave(world):
     assert x == world.size ** 3
 
 
-def test_blocks_that_do_not_nest(shared):
+def test_blocks_may_end_in_any_order(shared):
     shared(2).run(interleave)
 
 
@@ -103,18 +110,20 @@ def share(world):
     with block:
         thread.start()
         inside.wait(30)
-    dist.all_reduce(x)                                      # this thread has left it
+    # This thread has left the block.
+    dist.all_reduce(x)
     left.set()
     thread.join(30)
     assert x == world.size and refused
 
 
-def test_a_block_that_threads_share(shared):
+def test_threads_may_share_a_block(shared):
     shared(2).run(share)
 
 
 def every_kind(world):
-    with tutti.options(algorithm="ring"):                   # which all_to_all has not, by which uneven lists go
+    # Uneven lists are gathered by all_to_all, which has no ring.
+    with tutti.options(algorithm="ring"):
         x = torch.full((world.rank + 1,), float(world.rank))
         parts = [torch.empty(r + 1) for r in range(world.size)]
         dist.all_gather(parts, x)
@@ -125,18 +134,19 @@ def every_kind(world):
         assert s.to_dense()[0] == world.size
 
 
-def test_a_name_that_some_collectives_lack(shared):
+def test_algorithm_applies_to_collectives_that_have_it(shared):
     shared(2).run(every_kind)
 
 
-def test_what_no_collective_has_is_refused(shared):
+def test_unknown_algorithms_and_wrong_options_are_refused(shared):
     shared(2).run(refuse)
 
 
 def elsewhere(world):
     def other():
         x = torch.ones(1)
-        dist.all_reduce(x)                                  # would be refused in the block
+        # On the thread of the block this call would be refused.
+        dist.all_reduce(x)
         answers.append(x.item())
     answers = []
     with tutti.options(algorithm="allreduce=nothing"):
@@ -146,7 +156,7 @@ def elsewhere(world):
     assert answers == [world.size]
 
 
-def test_other_threads_are_not_concerned(shared):
+def test_block_applies_to_its_thread_only(shared):
     shared(2).run(elsewhere)
 
 
@@ -156,7 +166,7 @@ def late(world):
             dist.all_reduce(torch.ones(1))
 
 
-def test_timeout_of_a_block(fresh):
+def test_block_sets_the_timeout(fresh):
     outcome = fresh(2).outcomes(late)[0]
     assert outcome.error == "TimeoutError" and "200 ms" in outcome.text and "rank 1" in outcome.text
 
@@ -165,11 +175,12 @@ def late_by_itself(world):
     if world.rank == 0:
         options = dist.AllreduceOptions()
         options.timeout = timedelta(milliseconds=200)
-        with tutti.options(timeout=timedelta(seconds=30)):  # the call's own goes first
+        # The call's own timeout overrides that of the block.
+        with tutti.options(timeout=timedelta(seconds=30)):
             dist.group.WORLD.allreduce([torch.ones(1)], options).wait()
 
 
-def test_timeout_of_a_call(fresh):
+def test_timeout_of_a_call_overrides_that_of_the_block(fresh):
     outcome = fresh(2).outcomes(late_by_itself)[0]
     assert outcome.error == "TimeoutError" and "200 ms" in outcome.text
 
@@ -185,7 +196,8 @@ def direct(world):
     tutti.all_reduce(x, op=dist._make_nccl_premul_sum(0.5))
     assert x == world.size * world.size / 2
     x = torch.ones(3)
-    tutti.all_reduce(x, group=world.gloo)                   # of any backend
+    # The group may be of any backend.
+    tutti.all_reduce(x, group=world.gloo)
     assert x[0] == world.size
     s = torch.ones(3).to_sparse()
     tutti.all_reduce(s)
@@ -194,13 +206,14 @@ def direct(world):
         tutti.all_reduce(x)
     assert x[0] == world.size ** 2
     if world.rank == 0:
-        tutti.all_reduce(x)                                 # meets torch's own on the other ranks
+        # Meets torch's own call on the other rank.
+        tutti.all_reduce(x)
     else:
         dist.all_reduce(x)
     assert x[0] == world.size ** 3
 
 
-def test_all_reduce_directly(shared):
+def test_direct_all_reduce_gives_the_results_of_torch(shared):
     shared(2).run(direct)
 
 
@@ -216,5 +229,5 @@ def direct_refused(world):
         tutti.all_reduce(torch.ones(1))
 
 
-def test_all_reduce_directly_refuses(fresh):
+def test_direct_all_reduce_refuses_wrong_arguments(fresh):
     fresh(2).run(direct_refused)

@@ -1,4 +1,5 @@
-"""The package around the library: known to torch without an import, quick and harmless to load; and the command."""
+"""Tests of the package around the library: torch knows it without an import, it is quick and harmless to load; and of
+its command."""
 import ast
 import json
 import re
@@ -44,7 +45,7 @@ print([m for m in sys.modules if m.startswith("torch_tutti")], "libtutti" in map
     assert ast.literal_eval(names + "]") == ["torch_tutti", "torch_tutti._autoload"] and loaded.strip() == "False"
 
 
-def test_standard_descriptors_are_nobody_s():
+def test_closed_standard_descriptors_are_not_opened():
     """If descriptors 0 to 2 are closed, the package opens none of them, so that text for standard error cannot get into
     a tensor or to a peer."""
     code = """
@@ -97,7 +98,7 @@ def test_entry_points_are_installed():
 
 
 def test_autoloaded_modules_import_little():
-    """Neither torch nor anything that is slow to import, at the top of what `import torch` runs."""
+    """Modules that `import torch` runs import neither torch nor anything slow at their top."""
     import torch_tutti
     folder = Path(torch_tutti.__file__).parent
     for name in ("__init__.py", "_autoload.py"):
@@ -107,7 +108,7 @@ def test_autoloaded_modules_import_little():
         assert modules <= {"__future__", "importlib", "typing", "os", "sys"}, name
 
 
-# ---- what an installer and a C compiler are told ----
+# ---- metadata, flags for C programs, exceptions ----
 def test_metadata_names_the_torch_it_was_built_for():
     import torch
     found = metadata("torch-tutti")
@@ -126,7 +127,7 @@ int main(void) { return puts(tutti_get_version()) < 0; }
 
 
 @pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler")
-def test_c_program_starts_that_was_built_as_config_says(tmp_path):
+def test_c_program_is_built_with_flags_of_config(tmp_path):
     import torch_tutti
     (tmp_path / "program.c").write_text(PROGRAM)
     flags = [word for option in ("--cflags", "--libs") for word in tutti("config", option).stdout.split()]
@@ -146,7 +147,8 @@ def test_every_error_of_the_header_has_its_class():
         "SYSTEM": "SystemError", "TIMEOUT": "TimeoutError", "MISMATCH": "MismatchError", "PEER_LOST": "PeerError",
         "ABORTED": "AbortedError", "FORKED": "ForkedError", "INTERNAL": "InternalError"}
     assert len(exceptions._BY_STATUS) == len(errors)
-    assert "Error\"" not in header                          # Python's names are no business of a C header
+    # The C header does not name Python's exceptions.
+    assert "Error\"" not in header
 
 
 # ---- introspection ----
@@ -170,14 +172,14 @@ def test_text_that_grows_between_two_calls_is_whole():
     assert _library._text(write) == "xxxx"
 
 
-def test_info_tells_what_the_machine_was_measured_to_be():
+def test_info_has_the_machine_parameters():
     import torch_tutti
     machine = torch_tutti.info()["machine"]
     assert machine["largest tile (bytes)"] >= 32768 and all(figure >= 0 for figure in machine.values())
     assert any("second-level cache" in name for name in machine)
 
 
-def test_info_tells_of_ucx():
+def test_info_shows_ucx_or_the_reason():
     """`tutti info` shows the UCX library and its networks. Without the library it gives a reason, and succeeds, too."""
     found = json.loads(tutti("info", "--json").stdout)["transports"]
     assert found["shm"].startswith("yes: ") and re.match(r"yes: UCX .*, with |no: ", found["ucx"]), found
@@ -185,7 +187,7 @@ def test_info_tells_of_ucx():
     assert none["ucx"].startswith("no: ") and "/nowhere/libucp.so.0" in none["ucx"], none
 
 
-def test_info_tells_of_the_choice_between_hosts():
+def test_info_shows_the_transport_between_hosts():
     def choice(name):
         return json.loads(tutti("info", "--json", environment={"TUTTI_TRANSPORT": name}).stdout)["transports"]
     assert re.match("tcp, because no RDMA port|ucx, because an RDMA port", choice("")["between hosts"])
@@ -194,7 +196,7 @@ def test_info_tells_of_the_choice_between_hosts():
     assert "TUTTI_TRANSPORT" in choice("pigeon")["between hosts"]
 
 
-def test_info_tells_of_verbs():
+def test_info_shows_verbs_or_the_reason():
     """`tutti info` shows the usable ports of RDMA devices, or the reason why there are none."""
     found = json.loads(tutti("info", "--json").stdout)["transports"]["verbs"]
     assert re.match(r"yes: .* is used with |no: ", found), found
@@ -212,7 +214,7 @@ def test_schedule_lists_every_rank():
         torch_tutti.schedule("allreduce", "rign", ranks=4)
 
 
-def test_unknown_attribute():
+def test_unknown_attribute_is_an_error():
     import torch_tutti
     with pytest.raises(AttributeError, match="nothing_like_this"):
         torch_tutti.nothing_like_this
@@ -230,11 +232,11 @@ def test_command_starts(way):
     assert run().returncode == 2
 
 
-def test_commands():
+def test_commands_answer_or_name_the_mistake():
     assert "torch-tutti" in tutti("info").stdout
     assert "ring" in tutti("algorithms").stdout
     assert tutti("schedule", "allreduce", "ring", "--ranks", "3").stdout.strip()
-    # 3 in the 32 bits that C takes
+    # This is 3 in the 32 bits that C takes.
     for option in "--ranks", "--root":
         cut = tutti("schedule", "broadcast", "chain", option, "4294967299")
         assert cut.exitcodes == [1] and "schedule: 4294967299 is not a 32-bit integer" in cut.stderr
@@ -242,7 +244,7 @@ def test_commands():
     assert wrong.exitcodes == [1] and "ring" in wrong.stderr and "Traceback" not in wrong.stderr
 
 
-def test_info_reads_well():
+def test_info_lists_settings_and_algorithms():
     done = tutti("info", environment={"TUTTI_SLOTS": "3", "TUTTI_TILE_BYTES": "-4"})
     lines = [line.strip() for line in done.stdout.splitlines()]
     assert "TUTTI_SLOTS: 3 (default: 0)" in lines and "TUTTI_LOG: warn" in lines and "TUTTI_CACHE: (empty)" in lines
@@ -250,7 +252,7 @@ def test_info_reads_well():
     assert any(line.startswith("allreduce: naive tree ") for line in lines)
 
 
-def test_picture_of_a_schedule(tmp_path):
+def test_picture_places_every_step(tmp_path):
     """Every step has its place, to the right of what it waits for, and every receive waits for a send."""
     pytest.importorskip("matplotlib", reason="matplotlib is not installed")
     import torch_tutti
@@ -279,7 +281,7 @@ dist.destroy_process_group()
 """
 
 
-def test_torchrun_without_an_import(tmp_path):
+def test_torchrun_runs_a_script_without_an_import(tmp_path):
     script = tmp_path / "train.py"
     script.write_text(SCRIPT)
     done = subprocess.run([sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
@@ -302,7 +304,7 @@ dist.destroy_process_group()
     ({"TORCH_LOGS": "torch_tutti", "TUTTI_LOG": "error"}, ""),
 ])
 def test_torch_logs_show_what_the_library_does(environment, level):
-    """In a new interpreter, torch itself has read TORCH_LOGS; where it has not, the library has."""
+    """In a new interpreter torch itself reads TORCH_LOGS. In a forked process it does not, and the library reads it."""
     run = run_interpreter if level == "info" else run_python
     done = run("-c", ONE_RANK + "import os; print(os.environ.get('TUTTI_LOG', ''))", **environment)
     assert done.exitcodes == [0] and ("has joined" in done.stderr) == bool(level)

@@ -1,5 +1,5 @@
-"""torch_tutti.parallel: layers that are divided among ranks train as the whole ones do in one process, with and without
-the sequence divided, on tutti and on gloo; whole states; mistakes; and compiled."""
+"""Tests of torch_tutti.parallel: layers that are divided among ranks train as the whole ones do in one process, with
+and without the sequence divided, on tutti and on gloo; whole states; mistakes; and compiled."""
 
 import pickle
 from copy import deepcopy
@@ -17,14 +17,14 @@ from torch_tutti import parallel
 from torch_tutti.parallel import ColumnLinear, RowLinear, VocabularyEmbedding, cross_entropy
 
 STEPS = 20
-# The keys' bias has no influence on a softmax: its gradient is rounding, which Adam is not to take for one.
+# The bias of keys has no influence on a softmax, so its gradient is only rounding. With a large eps, Adam ignores it.
 OPTIMIZERS = {"sgd": (torch.optim.SGD, {"lr": 0.1, "momentum": 0.9}),
               "adam": (torch.optim.Adam, {"lr": 0.003, "eps": 1e-4})}
 CLOSE = {"rtol": 1e-5, "atol": 1e-5}
 
 
 class Divided(Transformer):
-    """The transformer of the tests, of which the layers are divided in place. tied: its last layer has the embedding's
+    """The transformer of the tests, whose layers are divided in place. tied: its last layer has the embedding's
     weight, with the gradients of both."""
 
     def __init__(self, group, tied=False, sequence=False, layers=2, **options):
@@ -95,11 +95,11 @@ def test_trains_as_in_one_process(shared, backend, optimizer, sequence, tied):
 
 
 @pytest.mark.parametrize("sequence", [False, True], ids=["tensor", "sequence"])
-def test_four_ranks(shared, sequence):
+def test_four_ranks_train_as_in_one_process(shared, sequence):
     shared(4).run(trains, "tutti", "sgd", sequence, True)
 
 
-def test_group_of_one_rank(shared):
+def test_group_of_one_rank_equals_the_whole_model(shared):
     shared(2).run(alone)
 
 
@@ -120,7 +120,7 @@ def alone(world):
 
 # ---- compiled ----
 def compiles(world, backend, sequence, whole):
-    """The transformer, or a part of it with each kind of divided layer."""
+    """Compiles the transformer, or a part of it with each kind of divided layer."""
     ours, judge = ((Divided(None, True, sequence, layers=1), Transformer(layers=1)) if whole else
                    (Ends(None, True, True, sequence), Ends(tied=True)))
     if whole:
@@ -138,7 +138,7 @@ def compiles(world, backend, sequence, whole):
 
 @pytest.mark.parametrize("backend, sequence, whole", [("aot_eager", False, True), ("aot_eager", True, True),
                                                       ("inductor", True, False)])
-def test_compiles_whole(compiling, backend, sequence, whole):                                   # noqa: F811
+def test_divided_model_compiles_to_one_graph(compiling, backend, sequence, whole):              # noqa: F811
     compiling.run(compiles, backend, sequence, whole, limit_s=240)
 
 
@@ -165,7 +165,7 @@ def mistakes(world):
         RowLinear(4, 4, bias=False), {"weight": torch.ones(3, 3)}))
 
 
-def test_mistakes(shared):
+def test_mistakes_are_refused(shared):
     shared(2).run(mistakes)
 
 
@@ -179,7 +179,7 @@ def losses(world):
         torch.testing.assert_close(part.grad, whole.grad.chunk(2, 1)[world.rank])
 
 
-def test_losses(shared):
+def test_losses_equal_those_of_torch(shared):
     shared(2).run(losses)
 
 
@@ -198,7 +198,7 @@ def overlapped(world, dtype):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_overlap_changes_nothing(shared, dtype):
+def test_overlap_leaves_results_unchanged(shared, dtype):
     shared(2).run(overlapped, dtype)
 
 
@@ -252,10 +252,11 @@ def options(world):
             up.zero_grad()
             beside(world, kind.of(up, **settings), up, x, y, x, rtol=2e-2, atol=1e-1)
         for layer in ColumnLinear(4, 4, dtype=torch.float64), RowLinear(8, 4, dtype=torch.float64):
-            assert layer(torch.ones(3, 4, dtype=torch.float64)).dtype == torch.float64      # as autocast leaves it
+            # autocast leaves float64 as it is.
+            assert layer(torch.ones(3, 4, dtype=torch.float64)).dtype == torch.float64
 
 
-def test_options(shared):
+def test_layers_with_options_equal_whole_layers(shared):
     shared(2).run(options)
 
 
@@ -286,7 +287,7 @@ IDS = torch.tensor([[0, 7, 10], [5, 6, 7], [10, 2, 3], [4, 9, 8]])
 
 
 def equal_steps(ours, judge, *losses):
-    """Losses and gradients of both."""
+    """Checks that losses and gradients of both models agree."""
     torch.testing.assert_close(*losses, **CLOSE)
     for model, loss in zip((ours, judge), losses):
         model.zero_grad()
@@ -321,7 +322,7 @@ def padded(world):
                                cross_entropy(ours(IDS), IDS, classes=11))
 
 
-def test_padded_vocabulary(shared):
+def test_padded_vocabulary_equals_the_whole_one(shared):
     shared(2).run(padded)
 
 
@@ -330,7 +331,8 @@ def copies(world):
     ours, judge = Ends(None, True, True, True), Ends(tied=True)
     for copy in (deepcopy(ours), pickle.loads(pickle.dumps(ours))):
         assert copy.head.weight is copy.tokens.weight and copy.head.weight is not ours.head.weight
-        equal_ends(copy, judge)                             # also those of the norm, which are summed
+        # Also compares the gradients of the norm, which are summed over ranks.
+        equal_ends(copy, judge)
         equal_ends(copy, judge)
         refused(ValueError, "gradients of weight are summed already", lambda: parallel.sum_gradients(copy.norm))
         with torch.no_grad():
@@ -343,12 +345,13 @@ def copies(world):
     check_state(ours, judge, rtol=0, atol=0)
     alone = dist.new_group([world.rank], use_local_synchronization=True)
     layer = ColumnLinear(4, 4, group=alone)
-    parallel.full_state(layer)["weight"].zero_()            # a copy
+    # full_state returns a copy.
+    parallel.full_state(layer)["weight"].zero_()
     assert layer.weight.any()
     dist.destroy_process_group(alone)
 
 
-def test_copies(shared):
+def test_copies_and_states_of_divided_layers(shared):
     shared(2).run(copies)
 
 
@@ -370,5 +373,5 @@ def from_meta(world):
     assert (ours[1].bias.grad == 10).all()
 
 
-def test_first_values_of_a_model_on_meta(shared):
+def test_model_on_meta_gets_the_first_values_of_torch(shared):
     shared(2).run(from_meta)

@@ -1,4 +1,5 @@
-"""Tests of keyword arguments of a pipeline's stages: each microbatch has its rows of masks, and the whole of others."""
+"""Tests of keyword arguments of a pipeline's stages: each microbatch gets its rows of masks, and other
+arguments whole."""
 import pytest
 import torch
 from test_pipelining import check_gradients, loss_of
@@ -11,7 +12,7 @@ WIDTH, LENGTH = 8, 5
 
 
 class Attention(nn.Module):
-    """Needs a mask of each row, positions of all rows, a factor of no dimension, and an object."""
+    """A stage that needs a mask for each row, positions for all rows, a factor without dimensions, and an object."""
 
     def __init__(self, number):
         super().__init__()
@@ -66,7 +67,7 @@ def test_masks_reach_every_stage(shared, name):
 
 
 class Named(nn.Module):
-    """All inputs of the first stage have names."""
+    """A stage that takes its input by keyword if it is the first one, and by position otherwise."""
 
     def __init__(self):
         super().__init__()
@@ -93,5 +94,5 @@ def without_positions(world):
             lambda: runner.step(target=y[world.rank:], inputs=x[world.rank:]))
 
 
-def test_inputs_with_names_and_mistakes(shared):
+def test_first_stage_takes_keywords_and_refuses_mistakes(shared):
     shared(2).run(without_positions)

@@ -17,7 +17,7 @@ from torch_tutti import Pipeline
 from torch_tutti import _pipeline_messages as messages
 
 
-# ---- mistakes: all ranks get the same, and the group is as it was ----
+# ---- mistakes: all ranks get the same error, and the group still works ----
 def wrong_stages(world):
     def refuse(text, stages, name="zb-v", microbatches=4, group=None):
         refused(ValueError, text, lambda: Pipeline(name, 2, microbatches).runner(stages, loss_of, group))
@@ -38,7 +38,7 @@ def wrong_stages(world):
     refuse("this rank is in no such group", two, group=others)
 
 
-def test_stages_that_do_not_fit(shared):
+def test_wrong_stages_are_refused_on_all_ranks(shared):
     shared(2).run(wrong_stages)
 
 
@@ -67,13 +67,13 @@ def wrong_calls(world):
     assert (runner.step(x, target=y) is not None) == me == (without.eval(x) is not None)
 
 
-def test_calls_that_do_not_fit(shared):
+def test_wrong_calls_are_refused_on_all_ranks(shared):
     shared(2).run(wrong_calls)
 
 
-# ---- what fails in the middle ----
+# ---- failures in the middle of a step ----
 class Failing(nn.Module):
-    """Counts its passes, and does something in one of them, or in its backward."""
+    """A stage that counts its passes, and calls `act` in pass `at` or in the backward of that pass."""
 
     def __init__(self, at, act, back=False):
         super().__init__()
@@ -110,7 +110,8 @@ def run_failing(world, name, culprit, at, act, back=False):
     x = torch.ones(18, 6)
     try:
         runner.step(x, target=x)
-        runner.step(x, target=x)        # who was done before
+        # A rank that had finished its part fails in the next step.
+        runner.step(x, target=x)
     except torch_tutti.Error as error:
         with pytest.raises(torch_tutti.Error, match="beginning of a step: waits for the other ranks"):
             runner.step(x, target=x)
@@ -119,7 +120,7 @@ def run_failing(world, name, culprit, at, act, back=False):
 
 @pytest.mark.parametrize("name, back", [("gpipe", False), ("1f1b", True), ("interleaved", False), ("zb-h1", True),
                                         ("zb-v", False)])
-def test_a_killed_rank(fresh, name, back):
+def test_killed_rank_is_named_by_all_others(fresh, name, back):
     outcomes = fresh(3).outcomes(run_failing, name, 1, 3, kill, back)
     assert outcomes[1].died == -signal.SIGKILL
     failures([outcomes[0], outcomes[2]], "PeerError", "pipeline: rank ", ", stage ", " of microbatch ", "rank 1")
@@ -127,7 +128,7 @@ def test_a_killed_rank(fresh, name, back):
         assert any(word in outcome.text for word in ("waits for the", "sends the", "asks for the", "has sent the"))
 
 
-def test_a_killed_rank_in_full(fresh):
+def test_error_names_the_stage_and_the_awaited_message(fresh):
     """If rank 0 dies in the forward of its microbatch 3, rank 1 reports its own stage and the message it waits for."""
     outcomes = fresh(2).outcomes(run_failing, "gpipe", 0, 3, kill)
     failures(outcomes[1:], "PeerError", "pipeline: rank 1, stage 1, forward of microbatch ",
@@ -135,17 +136,19 @@ def test_a_killed_rank_in_full(fresh):
 
 
 @pytest.mark.parametrize("name, back", [("gpipe", False), ("1f1b", True), ("zb-v", True)])
-def test_a_module_that_raises(fresh, name, back):
+def test_error_of_a_module_ends_the_waits_of_others(fresh, name, back):
     outcomes = fresh(3).outcomes(run_failing, name, 1, 3, fail, back)
     failures(outcomes[1:2], "KeyError", "of the user's")
-    if hasattr(BaseException, "add_note"):              # Python 3.11
+    # Exceptions have notes from Python 3.11 on.
+    if hasattr(BaseException, "add_note"):
         assert "pipeline: rank 1, stage " in outcomes[1].trace and " of microbatch 3" in outcomes[1].trace
     failures([outcomes[0], outcomes[2]], "AbortedError", "pipeline: rank ", "of microbatch ", "rank 1")
 
 
 @pytest.mark.parametrize("name", ["1f1b", "zb-v"])
-def test_a_group_that_a_module_uses(fresh, name):
-    """Its error keeps its class, also through torch's functions for halves of a backward, and gets a place."""
+def test_error_of_a_module_s_group_keeps_its_class(fresh, name):
+    """The error of another group that a module uses keeps its class, also through torch's functions for halves of a
+    backward pass, and names the place."""
     outcomes = fresh(2).outcomes(run_failing, name, 1, 3, be_late, True)
     failures(outcomes[1:], "TimeoutError", "pipeline: rank 1, stage ", " of microbatch 3: at work: another group's")
     failures(outcomes[:1], "AbortedError", "pipeline: rank 0, stage ")
@@ -176,14 +179,14 @@ def run_wrong_output(world, act, loss_fn):
 @pytest.mark.parametrize("act, text", [
     (gives, "stage 0 returns a dict; it must return a tensor, or a tuple of tensors"),
     (gives_none, "stage 0 returns a tuple with a NoneType; it must return a tensor, or a tuple of tensors")])
-def test_outputs_that_are_no_tensors(fresh, act, text):
+def test_outputs_that_are_no_tensors_are_refused(fresh, act, text):
     outcomes = fresh(2).outcomes(run_wrong_output, act, loss_of)
     failures(outcomes[:1], "ValueError", text)
     failures(outcomes[1:], "AbortedError", "rank 1, stage 1, forward of microbatch ",
              " for the activation of stage 0 from rank 0: ")
 
 
-def test_a_loss_that_is_no_number(fresh):
+def test_loss_that_is_no_number_is_refused(fresh):
     outcomes = fresh(2).outcomes(run_wrong_output, gives_it, many)
     failures(outcomes[1:], "ValueError",
              "loss_fn returns a tensor of 4 elements; it must return a tensor with one number")
@@ -203,6 +206,6 @@ def test_element_types_have_codes_of_their_own():
 
 
 @pytest.mark.parametrize("numbers", [[99, 0, 0], [-1, 0, 0], [0, 0, 2, 5], [0, 0, -1], [0], [0, 0, 1, -4]])
-def test_a_description_that_cannot_be_read(numbers):
+def test_unreadable_description_is_refused(numbers):
     with pytest.raises(ValueError, match="a stage has sent a description that this one cannot read"):
         messages._decode(numbers)

@@ -25,9 +25,9 @@ def runner_of(pipeline, blocks, loss_fn=loss_of, group=None):
     return pipeline.runner([blocks[i] for i in pipeline.stages_of(dist.get_rank(group))], loss_fn, group)
 
 
-# ---- it trains ----
+# ---- training ----
 def trains(world, name, microbatches):
-    """With rows that are a multiple of the microbatches or not: the judge has the whole batch at once."""
+    """The rows of the batch may be a multiple of the microbatches or not. The judge has the whole batch at once."""
     pipeline = Pipeline(name, world.size, microbatches)
     mine, count = pipeline.stages_of(world.rank), pipeline.stages
     blocks, model = ([Block(number) for number in range(count)] for _ in range(2))
@@ -66,7 +66,7 @@ def test_trains_as_one_process(shared, size, name):
 
 
 def on_both(world, name, microbatches):
-    """Losses and gradients, on ours and on torch's runtime."""
+    """Compares losses and gradients on tutti's runner with those on torch's runtime."""
     pipeline = Pipeline(name, world.size, microbatches)
     mine, count = pipeline.stages_of(world.rank), pipeline.stages
     ours, theirs = ([Block(number) for number in range(count)] for _ in range(2))
@@ -82,14 +82,14 @@ def on_both(world, name, microbatches):
 
 @pytest.mark.parametrize("name", SCHEDULES)
 @pytest.mark.parametrize("size", [2, 4])
-def test_is_as_on_torch(shared, size, name):
+def test_losses_and_gradients_are_those_on_torch(shared, size, name):
     shared(size).run(on_both, name, 8)
 
 
-# ---- what passes between stages ----
+# ---- tensors between stages ----
 class Several(nn.Module):
-    """A mask that has no gradients, a view, what the last stage does not use, and what depends on no input; weights
-    that are used twice with others between."""
+    """A stage that passes on a view, a mask without gradients, a tensor that the last stage does not use, and one that
+    depends on no input. It uses weights twice, with others in between."""
 
     def __init__(self, number, count):
         super().__init__()
@@ -136,12 +136,13 @@ def several(world, name):
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
-def test_several_tensors_whose_shapes_change(shared, name):
+def test_several_tensors_of_changing_shapes_pass(shared, name):
     shared(2).run(several, name)
 
 
 class Words(nn.Module):
-    """Numbers in, numbers in 16 bits on; a length that changes from microbatch to microbatch."""
+    """A stage that takes integers or 16-bit numbers and returns 16-bit numbers. Their length changes from microbatch to
+    microbatch."""
 
     def __init__(self, number, count):
         super().__init__()
@@ -173,12 +174,13 @@ def lengths(world, name):
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
-def test_lengths_that_change_in_a_step(shared, name):
+def test_lengths_may_change_in_a_step(shared, name):
     shared(2).run(lengths, name)
 
 
 class Large(nn.Module):
-    """More than fits into what lies between two ranks: both send, and nobody waits for a send."""
+    """A stage with messages larger than the memory between two ranks. Both ranks send, so neither may wait for its
+    send."""
 
     def __init__(self):
         super().__init__()
@@ -198,7 +200,7 @@ def large(world, name):
 
 
 @pytest.mark.parametrize("name", ["gpipe", "zb-v"])
-def test_large_messages(shared, name):
+def test_both_ranks_may_send_large_messages(shared, name):
     shared(2).run(large, name)
 
 
@@ -223,7 +225,7 @@ def test_pipelines_beside_data_parallel(shared):
 
 
 def alone(world):
-    """A rank whose stages are all its own, with no message."""
+    """Runs all stages on one rank, without messages."""
     group = [dist.new_group([rank]) for rank in range(world.size)][world.rank]
     for name, chunks in (("interleaved", 3), ("zb-v", 2), ("1f1b", 1)):
         pipeline = Pipeline(name, 1, 4, chunks)
@@ -236,11 +238,11 @@ def alone(world):
         check_gradients(range(pipeline.stages), blocks, model)
 
 
-def test_a_rank_alone(shared):
+def test_one_rank_runs_all_stages(shared):
     shared(2).run(alone)
 
 
-# ---- what it tells ----
+# ---- timeline, memory, and division into stages ----
 def tells(world):
     pipeline = Pipeline("1f1b", world.size, 4)
     runner = runner_of(pipeline, [Block(number) for number in range(pipeline.stages)])
@@ -258,7 +260,7 @@ def tells(world):
     assert {span.action.work for span in runner.timeline} == {"F"} and runner.held == 0
 
 
-def test_timeline(shared):
+def test_timeline_has_the_actions_of_the_schedule(shared):
     shared(2).run(tells)
 
 
@@ -294,7 +296,8 @@ class Counting(nn.Module):
 
 
 def lets_go(world, name):
-    """Without the collector of cycles, and also what torch's functions for halves of a backward have."""
+    """Graphs are freed without the collector of cycles, also those in torch's functions for halves of a backward
+    pass."""
     pipeline = Pipeline(name, world.size, 8 if name != "interleaved" else 9)
     runner = pipeline.runner([Counting() for _ in pipeline.stages_of(world.rank)], loss_of)
     gc.collect()
@@ -311,11 +314,11 @@ def lets_go(world, name):
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
-def test_no_more_is_held_than_the_schedule_says(shared, name):
+def test_runner_holds_as_much_as_the_schedule_predicts(shared, name):
     shared(3).run(lets_go, name)
 
 
-def test_split():
+def test_split_divides_layers_evenly():
     layers = nn.Sequential(*[nn.Linear(2, 2) for _ in range(7)])
     parts = Pipeline("zb-v", 2, 4).split(layers)
     assert list(map(len, parts)) == [2, 2, 2, 1]

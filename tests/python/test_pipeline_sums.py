@@ -21,7 +21,7 @@ def sum_and_count(output, y):
 
 
 def batch_of(seed, ignored):
-    """Inputs, and classes of which those in the slices `ignored` are no tokens."""
+    """Returns inputs and classes. Classes in the slices `ignored` are IGNORED, so they are no tokens."""
     torch.manual_seed(seed)
     x, y = torch.randn(BATCH, WIDTH), torch.randint(WIDTH, (BATCH,))
     for rows in ignored:
@@ -30,7 +30,7 @@ def batch_of(seed, ignored):
 
 
 def pair_of(pipeline, rank, group=None, replicas=None, loss_fn=sum_and_count):
-    """The stages of a rank with a runner, and the same model in one process."""
+    """Returns the blocks of all stages, the same blocks for one process, and a runner with the stages of a rank."""
     blocks, model = ([Block(number) for number in range(pipeline.stages)] for _ in range(2))
     stages = [blocks[number] for number in pipeline.stages_of(rank)]
     return blocks, model, pipeline.runner(stages, loss_fn, group, replicas)
@@ -44,11 +44,11 @@ def whole_loss(model, x, y):
 
 # ---- one pipeline ----
 def trains(world, name):
-    """Gradients of several steps add up, in their memory."""
+    """Gradients of several steps add up in the same tensors."""
     pipeline = Pipeline(name, world.size, 6)
     mine = pipeline.stages_of(world.rank)
     blocks, model, runner = pair_of(pipeline, world.rank)
-    # tokens in all microbatches; none in the first one; in the last row alone; half of them
+    # Tokens are in all microbatches; in all but the first one; in the last row only; in every second row.
     for turn, ignored in enumerate(([], [slice(0, 9)], [slice(0, BATCH - 1)], [slice(0, None, 2)])):
         x, y = batch_of(turn, ignored)
         expected = whole_loss(model, x, y)
@@ -70,7 +70,7 @@ def test_losses_are_those_of_one_process(shared, name):
 
 
 def has_no_token(world):
-    """Neither loss nor gradients are NaN."""
+    """Without tokens, loss and gradients are 0 and not NaN."""
     pipeline = Pipeline("1f1b", world.size, 4)
     blocks, _, runner = pair_of(pipeline, world.rank)
     x, y = batch_of(1, [slice(None)])
@@ -79,13 +79,13 @@ def has_no_token(world):
     assert all(p.grad.eq(0).all() for p in blocks[world.rank].parameters())
 
 
-def test_a_batch_without_tokens(shared):
+def test_batch_without_tokens_gives_zeros(shared):
     shared(2).run(has_no_token)
 
 
 # ---- data parallel replicas ----
 def beside_replicas(world, name):
-    """The second replica has 3 tokens, then none; the average of gradients is the gradient of both batches."""
+    """The second replica has 3 tokens, then none, then 5. The average of gradients is the gradient of both batches."""
     grid = torch_tutti.grid(pp=2)
     pipeline = Pipeline(name, 2, 4)
     group, replicas, here = grid.group("pp"), grid.group("dp"), grid.index("dp")
@@ -108,7 +108,7 @@ def beside_replicas(world, name):
 
 
 @pytest.mark.parametrize("name", ["1f1b", "zb-v"])
-def test_replicas_with_different_counts(shared, name):
+def test_replicas_with_different_counts_train_as_one_process(shared, name):
     shared(4).run(beside_replicas, name)
 
 
@@ -124,11 +124,11 @@ def wrong_counts(world):
             lambda: runner.step(x, target=y, count=32))
 
 
-def test_counts_that_are_wrong(shared):
+def test_wrong_counts_are_refused(shared):
     shared(2).run(wrong_counts)
 
 
-def test_results_that_are_no_sum_and_count():
+def test_results_that_are_no_sum_and_count_are_refused():
     sums, loss = Sums(4), torch.ones(())
     for text, result in (("a tuple .Tensor, int, int.; a tuple must be .sum, count.", (loss, 1, 2)),
                          ("a tuple .int, int.; a tuple must be .sum, count.", (1, 2)),
@@ -153,7 +153,7 @@ def give(world, loss_fn, targets, count=None):
     (changes, [[1], [0]], None, "loss_fn returned (sum, count) in the first step, and a loss in this one"),
     (changes, [[0], [1]], None, "loss_fn returned a loss in the first step, and (sum, count) in this one"),
     (sum_and_count, [[1]], 33, "counts that loss_fn returned sum to 32, but step() was called with count=33")])
-def test_results_that_change(fresh, loss_fn, targets, count, text):
+def test_results_that_change_are_refused(fresh, loss_fn, targets, count, text):
     """The rank of the last stage raises, and no rank waits for it."""
     outcomes = fresh(2).outcomes(give, loss_fn, targets, count)
     failures(outcomes[1:], "ValueError", text)

@@ -1,5 +1,5 @@
-"""Pipelines whose stages zero.shard has divided, beside data parallel replicas: parameters are those of one process,
-also with schedules that divide backward passes, and losses that are sums."""
+"""Tests of pipelines whose stages zero.shard has divided, beside data parallel replicas: parameters are those of one
+process, also with schedules that divide backward passes, and losses that are sums."""
 import pytest
 import torch
 from test_failures import failures
@@ -13,7 +13,7 @@ from torch_tutti import Pipeline, zero
 
 
 class Spare(Block):
-    """Has a parameter that no step uses, and that weight decay must not change."""
+    """A stage with a parameter that no step uses, and that weight decay must not change."""
 
     def __init__(self, number):
         super().__init__(number)
@@ -41,7 +41,7 @@ def trains(world, name, stage, loss_fn):
     mine, stages, model, runner, optimizer, grid = sharded_runner(world, name, stage, loss_fn)
     judge = torch.optim.AdamW(model.parameters(), lr=0.01)
     for turn in range(3):
-        # a mean over rows is that of one process if all rows are tokens
+        # A mean over rows is that of one process only if all rows are tokens.
         given = batches(turn) if loss_fn is sum_and_count else [batch_of(turn, []), batch_of(turn + 10, [])]
         judge.zero_grad()
         whole_loss(model, *(torch.cat(parts) for parts in zip(*given)))
@@ -56,12 +56,12 @@ def trains(world, name, stage, loss_fn):
 @pytest.mark.parametrize("name, stage, loss_fn", [
     ("1f1b", 0, sum_and_count), ("zb-h1", 1, cross_entropy), ("zb-v", 2, sum_and_count),
     ("dualpipe-v", 3, sum_and_count)])
-def test_stages_that_are_sharded(shared, name, stage, loss_fn):
+def test_sharded_stages_train_as_one_process(shared, name, stage, loss_fn):
     shared(4).run(trains, name, stage, loss_fn)
 
 
 def accumulates(world):
-    """Two steps are averaged together, in a pass of the program's."""
+    """Gradients of two steps are averaged together, in a backward pass that the program adds."""
     mine, stages, model, runner, optimizer, grid = sharded_runner(world, "zb-v", 2)
     with optimizer.no_sync():
         for turn in range(2):
@@ -75,7 +75,7 @@ def accumulates(world):
                 torch.testing.assert_close(p.grad.norm(), expected.grad.norm())
 
 
-def test_steps_that_add_up(shared):
+def test_gradients_of_two_steps_add_up(shared):
     shared(4).run(accumulates)
 
 
@@ -86,7 +86,7 @@ def without_count(world):
         runner.step(x, target=y)
 
 
-def test_counts_that_come_too_late(fresh):
+def test_count_that_comes_too_late_is_refused(fresh):
     failures(fresh(4).outcomes(without_count), "ValueError", "loss_fn returns (sum, count) in a block of no_sync(), "
              "where zero adds up the gradients of several steps, which cannot change at the end of this step: pass the "
              "batch's count to step(count=...)")

@@ -1,4 +1,5 @@
-"""torch_tutti.Pipeline: schedules as data run on torch's own runtime and train as one process does; and the command."""
+"""Tests of torch_tutti.Pipeline: schedules run on torch's own runtime and train as one process does; and of
+`tutti pipeline`."""
 import copy
 
 import pytest
@@ -15,7 +16,7 @@ from torch_tutti.cli import main
 SCHEDULES = ["naive", "gpipe", "1f1b", "interleaved", "zb-h1", "zb-v", "dualpipe-v"]
 
 
-def test_schedules():
+def test_schedules_have_actions_and_refuse_mistakes():
     assert schedules() == SCHEDULES
     assert list(map(str, Pipeline("1f1b", 2, 3).actions(1))) == ["1F0", "1B0", "1F1", "1B1", "1F2", "1B2"]
     assert Pipeline("zb-v", 3, 6).stages_of(2) == [2, 3] and Pipeline("interleaved", 2, 4, 3).stages == 6
@@ -30,7 +31,7 @@ def test_schedules():
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
-def test_times(name):
+def test_times_give_the_bubble_of_the_formula(name):
     pipeline = Pipeline(name, 4, 8)
     timing = pipeline.time()
     assert max(timing.bubbles) == pytest.approx(formula(pipeline)) and timing.makespan > 24
@@ -82,19 +83,20 @@ def run_wrong_stages(world):
 
     def stages(numbers, count=4):
         return [PipelineStage(Block(i), i, count, cpu) for i in numbers]
-    pipeline.on_torch(stages(reversed(pipeline.stages_of(world.rank))), loss_fn=loss_of)        # in any order
+    # Stages may come in any order.
+    pipeline.on_torch(stages(reversed(pipeline.stages_of(world.rank))), loss_fn=loss_of)
     text = "interleaved of 2 ranks has 4 stages"
     refused(ValueError, text, lambda: pipeline.on_torch([]))
     refused(ValueError, text, lambda: pipeline.on_torch(stages(pipeline.stages_of(1 - world.rank))))
     refused(ValueError, text, lambda: pipeline.on_torch(stages([world.rank], 2)))
 
 
-def test_stages_that_are_not_of_it(shared):
+def test_stages_of_another_pipeline_are_refused(shared):
     shared(2).run(run_wrong_stages)
 
 
 # ---- the command ----
-def test_the_command(capsys, tmp_path):
+def test_command_prints_schedules_and_names_mistakes(capsys, tmp_path):
     assert main(["pipeline", "1f1b", "--stages", "4", "--microbatches", "8"]) == 0
     shown = capsys.readouterr().out
     assert shown.startswith("1f1b: 4 ranks, 1 stage on each, 8 microbatches")

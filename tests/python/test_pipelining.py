@@ -1,5 +1,5 @@
-"""Pipeline parallelism: every schedule of torch.distributed.pipelining, whose messages between stages are send and
-receive in batches. The judge is the same model in one process: its losses, its gradients, its output."""
+"""Tests of pipeline parallelism: every schedule of torch.distributed.pipelining, whose messages between stages are send
+and receive in batches. Losses, gradients and outputs are compared with the same model in one process."""
 import ast
 
 import pytest
@@ -16,7 +16,7 @@ loss_of = torch.nn.functional.mse_loss
 
 
 class Block(torch.nn.Module):
-    """Widens by one, so that every stage sends another shape than it receives."""
+    """A stage that widens its input by one, so that every stage sends another shape than it receives."""
 
     def __init__(self, number):
         super().__init__()
@@ -38,14 +38,14 @@ def data(count, seed):
 
 
 def reference(model, x, y):
-    """Losses of the microbatches; the gradients are in the model: their mean."""
+    """Returns the losses of the microbatches, and leaves the gradients of their mean in the model."""
     losses = [loss_of(model(a), b) for a, b in zip(x.chunk(MICROBATCHES), y.chunk(MICROBATCHES))]
     (sum(losses) / MICROBATCHES).backward()
     return torch.stack(losses).detach()
 
 
 def places(name, rank, size):
-    """The stages of a rank, and how many there are in all."""
+    """Returns the stages of a rank, and the number of all stages."""
     if name in LOOP:
         return [rank, rank + size], 2 * size
     if name in VEE:
@@ -60,7 +60,7 @@ def schedule_of(name, mine, blocks, count, group=None):
 
 
 def step(schedule, mine, count, x, y):
-    """One step; the losses, where the last stage is."""
+    """Makes one step. Returns the losses on the rank of the last stage, else None."""
     losses = [] if count - 1 in mine else None
     schedule.step(*([x] if 0 in mine else []), target=y if losses is not None else None, losses=losses)
     return losses
@@ -96,7 +96,7 @@ def test_a_schedule_trains_as_one_process(shared, size, name):
     shared(size).run(trains, name)
 
 
-def test_no_schedule_is_forgotten():
+def test_every_schedule_of_torch_is_tested():
     """The table above has every schedule that torch knows by name, except base classes."""
     with pytest.raises(ValueError) as unknown:
         get_schedule_class("")
@@ -106,7 +106,7 @@ def test_no_schedule_is_forgotten():
 
 
 def evaluates(world):
-    """Without gradients, in a batch after a training step, and with the outputs of the microbatches put together."""
+    """Evaluates without gradients. The outputs of the microbatches are put together."""
     mine, count = places("Interleaved1F1B", world.rank, world.size)
     model = whole(count)
     schedule = schedule_of("Interleaved1F1B", mine, model, count)
@@ -119,12 +119,12 @@ def evaluates(world):
     assert all(p.grad is None for p in model.parameters())
 
 
-def test_evaluation(shared):
+def test_evaluation_joins_the_outputs_of_microbatches(shared):
     shared(2).run(evaluates)
 
 
 def traced(world):
-    """torch splits the model itself: tracer and split points instead of stages by hand."""
+    """torch traces the model and splits it into stages at split points."""
     model, judge = whole(2), whole(2)
     x, y = data(2, 9)
     pipe = pipeline(model, (x.chunk(MICROBATCHES)[0],), split_spec={"1": SplitPoint.BEGINNING})
@@ -139,7 +139,7 @@ def traced(world):
     assert ours and all(torch.allclose(p.grad, theirs[name].grad, rtol=1e-5) for name, p in ours.items())
 
 
-def test_a_model_that_torch_splits(shared):
+def test_model_that_torch_splits_trains_as_one_process(shared):
     shared(2).run(traced)
 
 
@@ -160,5 +160,5 @@ def beside_data_parallel(world):
     check_gradients(mine, blocks, model)
 
 
-def test_pipelines_beside_data_parallel(shared):
+def test_pipelines_train_beside_data_parallelism(shared):
     shared(4).run(beside_data_parallel)

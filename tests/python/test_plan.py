@@ -1,4 +1,5 @@
-"""tutti plan: parameters as published, formulas as in docs/zero-reference.md and as what zero.shard reports."""
+"""Tests of `tutti plan`: sizes of models are those that were published; memory and traffic follow the formulas of
+docs/zero-reference.md and agree with what zero.shard reports."""
 import pytest
 import torch
 import torch.nn as nn
@@ -19,31 +20,34 @@ def test_parameters_are_those_of_the_published_models():
     assert round(MODELS["gpt3-175b"].parameters / 1e9) == 175
 
 
-def test_the_lectures_formulas():
-    """Rajbhandari et al., ZeRO (2020): 16 bytes for each parameter, of which a stage divides 12, 14, 16 among the
-    ranks; beside that, buffers of some layers."""
+def test_memory_follows_the_formulas_of_zero():
+    """Rajbhandari et al., ZeRO (2020): 16 bytes for each parameter, of which a stage divides 12, 14 or 16 among
+    the ranks. Buffers of some layers come on top."""
     model, ranks = MODELS["llama-7b"], 64
     count = model.parameters
     layers = 2 * (2 * (count - model.own) / model.layers + model.own)
     totals = {way: sum(needs(model, way, ranks, 8, "bf16")[:3]) for way in WAYS}
     assert totals["DDP"] == 16 * count
-    assert totals["stage 1"] == pytest.approx(4 * count + 14 * count / ranks)      # the sum is beside what is summed
+    # The sum lies beside the gradients that are summed.
+    assert totals["stage 1"] == pytest.approx(4 * count + 14 * count / ranks)
     assert totals["stage 2"] == pytest.approx(2 * count + 14 * count / ranks + layers)
     assert totals["stage 3"] == pytest.approx(2 * count / 8 + 14 * count / ranks + layers)
     assert totals["stage 3, sharded"] == pytest.approx(16 * count / ranks + 2 * layers)
 
 
-def test_what_is_sent():
-    """All but a host's own part once for sums and once for parameters; sharded ones are gathered twice."""
+def test_traffic_follows_the_formulas():
+    """A host sends all but its own part once for sums and once for parameters. Sharded parameters are gathered
+    twice."""
     model = Model(1000, 100, 9, 8, 2)
     assert needs(model, "DDP", 8, 1, "fp32").sent == 0
     assert needs(model, "DDP", 8, 2, "fp32").sent == needs(model, "stage 3", 8, 2, "fp32").sent == 4000
     assert needs(model, "stage 3, sharded", 8, 2, "fp32").sent == (3 * 4000 - 400 - 2 * 400) / 2
 
 
-def test_activations():
+def test_activations_follow_the_formulas():
     model = MODELS["gpt3-175b"]
-    one = 2048 * 12288                                   # s b h
+    # Elements of an activation: s b h.
+    one = 2048 * 12288
     assert activations(model, 1, 2048, "none", "bf16") == pytest.approx(96 * one * (34 + 5 * 96 * 2048 / 12288))
     assert activations(model, 2, 2048, "selective", "bf16") == 96 * 2 * one * 34
     assert activations(model, 1, 2048, "full", "fp32") == pytest.approx(2 * one * (96 * 2 + 34 + 80))
@@ -59,7 +63,8 @@ def run_reported(world, stage, hosts, way):
         go_back(model, optimizer, step, world.rank)
         optimizer.step()
     report, need = optimizer.report(), needs(Model(count, own, 3, 64, 1), way, world.size, world.hosts, "fp32")
-    room = 4 * 4096 * world.size * 2                     # each of four units, and its buffer
+    # Bytes to fill the pages of four units and of their buffers.
+    room = 4 * 4096 * world.size * 2
     assert need.parameters <= report["parameter_bytes"] <= need.parameters + room
     assert need.gradients <= report["gradient_bytes"] <= need.gradients + room
     assert need.state <= report["state_bytes"] <= need.state + room
@@ -67,7 +72,7 @@ def run_reported(world, stage, hosts, way):
 
 @pytest.mark.parametrize("stage, hosts, way", [(0, None, "stage 0"), (1, None, "stage 1"), (2, None, "stage 2"),
                                                (3, "shared", "stage 3"), (3, "sharded", "stage 3, sharded")])
-def test_is_what_is_reported(shared, stage, hosts, way):
+def test_memory_is_what_zero_reports(shared, stage, hosts, way):
     shared(2).run(run_reported, stage, hosts, way)
 
 
@@ -92,9 +97,11 @@ def run_packed(world, form, stage):
         optimizer.zero_grad()
         go_back(model, optimizer, step, world.rank)
         optimizer.step()
-    sides = world.hosts if world.hosts > 1 else world.size             # on one host ranks are as hosts
+    # On one host, each rank sends as a host does.
+    sides = world.hosts if world.hosts > 1 else world.size
     plain, need = planned(sides)
-    gradients = (need.sent - (plain.sent / 2 if stage else 0)) * sides / world.size      # half of it is parameters
+    # Half of a stage's traffic is parameters, which are not packed.
+    gradients = (need.sent - (plain.sent / 2 if stage else 0)) * sides / world.size
     sent = optimizer.report()["packed_bytes"] / 5 if stage else compressor.report()["sent_bytes"] / 4
     assert gradients * 0.98 <= sent <= gradients * 1.05 + 4096 * 4
     if stage:
@@ -104,12 +111,12 @@ def run_packed(world, form, stage):
 
 @pytest.mark.parametrize("form", ["bf16", "int8", "int4", "topk", "randomk"])
 @pytest.mark.parametrize("stage", [0, 2])
-def test_what_is_sent_packed(shared, form, stage):
+def test_packed_traffic_is_what_zero_reports(shared, form, stage):
     shared(2).run(run_packed, form, stage)
 
 
 # ---- the command ----
-def test_the_command(capsys):
+def test_command_prints_the_table(capsys):
     assert main(["plan", "--model", "llama-7b", "--ranks", "16", "--hosts", "2"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "6.74 B parameters, bf16, AdamW; 16 ranks on 2 hosts"
@@ -131,7 +138,7 @@ def test_the_command(capsys):
     (["--ranks", "4", "--model", "llama-7b", "--layers", "3"], "--model defines all sizes"),
     (["--ranks", "4", "--hosts", "3", "--model", "llama-7b"], "4 ranks are not the same number on each of 3 hosts"),
 ])
-def test_what_is_refused(capsys, words, text):
+def test_contradictory_options_are_refused(capsys, words, text):
     assert main(["plan", *words]) == 1
     assert text in capsys.readouterr().err
 
@@ -142,7 +149,7 @@ def test_what_is_refused(capsys, words, text):
     (["--ranks", "4", "--model", "gpt5"], "invalid choice"),
     (["--ranks", "4", "--share", "2"], "not a share in (0, 1]"),
 ])
-def test_what_is_not_understood(capsys, words, text):
+def test_unreadable_options_are_refused(capsys, words, text):
     with pytest.raises(SystemExit):
         main(["plan", *words])
     assert text in capsys.readouterr().err

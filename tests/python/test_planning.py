@@ -31,7 +31,7 @@ def strategy(tp=1, pp=1, dp=1, ep=1, zero=0, microbatches=1, sequences=1, recomp
     return Strategy(tp, pp, dp, ep, zero, microbatches, sequences, recompute)
 
 
-# ---- models: totals, and what a token meets, of the papers ----
+# ---- models: all parameters, and those that a token uses, as published ----
 PUBLISHED = {"gpt3-175b": 175e9, "llama-7b": 6.7e9, "llama-13b": 13.0e9, "llama-33b": 32.5e9, "llama-65b": 65.2e9,
              "llama2-70b": 69e9, "mixtral-8x7b": 46.7e9, "deepseek-v2": 236e9}
 
@@ -53,7 +53,7 @@ def test_active_parameters_are_published():
 
 # ---- volumes: bytes that a rank sends in a step ----
 def sent_by_rank(of, traffic):
-    """Local bytes are of a device, the others of a host."""
+    """Returns the bytes that a rank sends. `local` counts the bytes of a device, `across` those of a host."""
     return traffic.local + traffic.across / of.cluster.per_host
 
 
@@ -74,7 +74,7 @@ def test_volume_of_data_parallelism():
 
 @pytest.mark.parametrize("tp", [2, 8, 16])
 def test_volume_of_tensor_parallelism(tp):
-    """4 L BSH 2 (t - 1) / t elements; half as much again where all is recomputed."""
+    """4 L BSH 2 (t - 1) / t elements; half as much again with full recomputation."""
     of = job()
     for recompute, more in (("none", 1), ("full", 1.5)):
         s = strategy(tp=tp, dp=64 // tp, microbatches=4, sequences=2, recompute=recompute)
@@ -89,9 +89,11 @@ def test_volume_of_pipelines():
     assert estimate(of, strategy(tp=2, pp=4, dp=8, microbatches=8)).traffic["pipeline"].local == 8 * 2048 * 4096 * 2
     of = job(hosts=8)
     found = estimate(of, strategy(pp=4, dp=16, microbatches=8)).traffic["pipeline"]
-    assert found.local == 0 and found.across == 8 * 8 * 2 * 2048 * 4096 * 2          # all 8 devices of a host at once
+    # All 8 devices of a host send at once.
+    assert found.local == 0 and found.across == 8 * 8 * 2 * 2048 * 4096 * 2
     found = estimate(of, strategy(pp=32, dp=2, microbatches=32)).traffic["pipeline"]
-    assert found.across == 2 * 32 * 2 * 2048 * 4096 * 2                             # those of a host's last stage
+    # Only devices of a host's last stage send across hosts.
+    assert found.across == 2 * 32 * 2 * 2048 * 4096 * 2
 
 
 def test_volume_of_experts():
@@ -106,8 +108,8 @@ def test_volume_of_experts():
 
 
 # ---- times ----
-def test_what_a_collective_takes():
-    """On one host 2 ⌈log p⌉ α + 2 (p - 1) / p n β; over hosts the slices of each rank on its own way."""
+def test_times_of_collectives_follow_the_formulas():
+    """On one host 2 ⌈log p⌉ α + 2 (p - 1) / p n β; over hosts each rank sends its own slice."""
     alone = cluster(8, 1, local=Link(1e9, 1e-6))
     of = communication.group(alone, 8, 1)
     assert of == Group(8, 1, 8, 1)
@@ -118,26 +120,28 @@ def test_what_a_collective_takes():
     of = communication.group(many, 16, 1)
     assert of == Group(16, 4, 4, 1)
     assert many.seconds(communication.all_reduce(of, 1e6)) == pytest.approx(2 * 2 * 1e-5 + 2 * 3 / 4 * 1e6 / 1e9)
-    of = communication.group(many, 4, 4)                 # a rank of each host: four such groups share its link
+    # A group of one rank of each host. Four such groups share a host's link.
+    of = communication.group(many, 4, 4)
     assert of == Group(4, 4, 1, 4)
     assert many.seconds(communication.half(of, 1e6)) == pytest.approx(2 * 1e-5 + 4 * 3 / 4 * 1e6 / 1e9)
     assert many.seconds(communication.all_to_all(of, 1e6)) == pytest.approx(3 * 1e-5 + 4 * 3 / 4 * 1e6 / 1e9)
 
 
 @pytest.mark.parametrize("size, stride", [(2, 1), (4, 1), (8, 2), (3, 1), (6, 1), (12, 2), (16, 4), (48, 1)])
-def test_groups_send_what_they_must(size, stride):
+def test_rank_sends_its_share_wherever_its_group_is(size, stride):
     """Wherever its ranks are, a rank sends (p - 1) / p of its bytes, as is exact on full hosts."""
     of = cluster(48, 6)
     found = communication.group(of, size, stride)
     if size * stride <= 8 and 8 % (size * stride):
-        assert found.hosts == 2                          # not aligned: it may straddle two
+        # A group that is not aligned may straddle two hosts.
+        assert found.hosts == 2
         return
     sent = communication.half(found, 1.0)
     exact = found.here * found.hosts == size
     assert sent.local + sent.across / 8 == pytest.approx((size - 1) / size, rel=1e-9 if exact else 0.2)
 
 
-def test_computing_is_six_for_each_parameter():
+def test_computing_takes_six_operations_for_each_parameter():
     """A step takes six operations for each parameter that a token meets, or eight with full recomputation; MFU counts
     six. Selective recomputation adds the products of attention."""
     for name in ("llama-7b", "mixtral-8x7b"):
@@ -153,7 +157,7 @@ def test_computing_is_six_for_each_parameter():
 
 
 @pytest.mark.parametrize("schedule", ["naive", "gpipe", "1f1b", "interleaved", "zb-h1", "zb-v"])
-def test_bubble_is_the_schedule_s(schedule):
+def test_bubble_is_that_of_the_schedule(schedule):
     """The bubble is that of docs/pipelines.md if messages take no time, and the activations that a rank holds follow
     from its list of actions."""
     p, m = 4, 16
@@ -170,8 +174,8 @@ def test_bubble_is_the_schedule_s(schedule):
     assert all(held(schedule, p, m, rank) >= count for rank, count in enumerate(exact))
 
 
-def test_long_steps_go_on_as_they_do(monkeypatch):
-    """More microbatches than are played: each takes what the last ones took."""
+def test_long_steps_are_extrapolated(monkeypatch):
+    """Microbatches beyond those that are simulated are assumed to take as long as the last ones."""
     from torch_tutti._planning import step
     of = job(batch=16 * 3000, across=Link(1e9, 1e-5))
     s = strategy(pp=4, dp=16, microbatches=3000)
@@ -180,7 +184,7 @@ def test_long_steps_go_on_as_they_do(monkeypatch):
     assert estimate(of, s).time == pytest.approx(exact.time, rel=1e-4) and exact.pipeline > 0
 
 
-def test_messages_of_a_pipeline_are_waited_for():
+def test_pipeline_waits_for_its_messages():
     """The first microbatch goes through all stages and back: 2 (p - 1) messages, at least."""
     of, s = job(batch=16, across=Link(1e9, 0.0)), strategy(pp=4, dp=16, microbatches=1)
     of = of._replace(schedule="gpipe")
@@ -190,11 +194,12 @@ def test_messages_of_a_pipeline_are_waited_for():
     assert found.bubble / (found.bubble + found.compute) == pytest.approx(3 / 4)
 
 
-def test_what_computing_hides():
-    """Sums behind a backward pass, twice as long as a forward one, and gathers behind a forward one."""
+def test_computing_hides_communication():
+    """A backward pass, which takes twice as long as a forward pass, hides sums. A forward pass hides gathers."""
     slow = Link(1e9, 0.0)
     of = job(hosts=1, local=slow, bandwidth=NO_TIME)
-    size = of.model.parameters * 2 * 63 / 64 / 1e9      # seconds of a reduce-scatter
+    # Seconds of a reduce-scatter.
+    size = of.model.parameters * 2 * 63 / 64 / 1e9
     forward = 2 * of.model.active * 2048 / of.cluster.rate
     for zero, exposed, total in ((0, 2 * size - 2 * forward, 2 * size), (1, 2 * size - 3 * forward, 2 * size),
                                  (3, 3 * size - 3 * forward, 3 * size)):
@@ -207,7 +212,7 @@ def test_what_computing_hides():
     assert estimate(quick, strategy(dp=64)).data == 0 and estimate(quick, strategy(dp=64)).hidden == 1
 
 
-def test_the_optimizer_s_part():
+def test_optimizer_takes_the_time_of_its_memory_traffic():
     of = job(local=FAST, across=FAST)
     for zero, ranks in ((0, 1), (1, 64)):
         found = estimate(of, strategy(dp=64, zero=zero))
@@ -216,7 +221,7 @@ def test_the_optimizer_s_part():
 
 # ---- memory ----
 @pytest.mark.parametrize("zero", [0, 1, 2, 3])
-def test_memory_is_the_lectures_and_buffers(zero):
+def test_memory_is_that_of_the_paper_and_buffers(zero):
     """Rajbhandari et al.: 16 N; 4 N + 12 N / p; 2 N + 14 N / p; 16 N / p. Beside it what is summed, 2 N / p (stage 1),
     two layers of gradients (2, 3) and two of parameters (3), with what is outside of layers."""
     of, ranks = job("llama-13b"), 64
@@ -231,7 +236,8 @@ def test_memory_is_the_lectures_and_buffers(zero):
 
 
 def test_memory_of_stages_and_of_tensor_parallel_ranks():
-    """A stage holds as many passes as are behind it; each tensor parallel rank its part (Korthikanti et al.)."""
+    """A stage holds one pass for itself and one for each stage behind it; each tensor parallel rank its part
+    (Korthikanti et al.)."""
     of = job("gpt3-175b", batch=64)
     s = strategy(tp=8, pp=8, microbatches=64)
     layer = 2048 * 12288 * (34 + 5 * 96 * 2048 / 12288) / 8
@@ -239,12 +245,13 @@ def test_memory_of_stages_and_of_tensor_parallel_ranks():
     for rank, count in ((0, 8), (3, 5), (7, 1)):
         kept, passing = memory_of(of, s, rank)
         assert passing == pytest.approx(12 * layer * count)
-        own = of.model.own / 8 if rank in (0, 7) else 0                 # tied: at both ends
+        # The tied embedding is on the first and on the last stage.
+        own = of.model.own / 8 if rank in (0, 7) else 0
         assert kept == pytest.approx(16 * (inside + own), rel=1e-6)
     assert estimate(of, s).memory == pytest.approx(sum(memory_of(of, s, 0)))
 
 
-def test_all_parts_are_the_model():
+def test_parts_of_all_ranks_are_the_model():
     for name, pp in (("llama-7b", 8), ("deepseek-v2", 16), ("mixtral-8x7b", 4), ("llama-7b", 1)):
         of, model = job(name, batch=1024), MODELS[name]
         s = strategy(tp=2, pp=pp, dp=64 // 2 // pp, ep=2, microbatches=512)
@@ -263,7 +270,7 @@ def test_experts_are_divided_among_their_ranks():
 
 
 # ---- roofline ----
-def test_roofline():
+def test_roofline_has_a_ridge_for_each_level():
     """CCR = FLOPs by bytes, ridge = peak by bandwidth, one for each level of links."""
     of = job()
     s = strategy(tp=8, dp=8, microbatches=64)
@@ -283,11 +290,11 @@ def test_roofline():
 @pytest.mark.parametrize("ratio, name", [
     (0.19, "severely communication-bound"), (0.2, "communication-bound"), (0.79, "communication-bound"),
     (0.8, "near the ridge"), (1.2, "compute-bound")])
-def test_regimes(ratio, name):
+def test_regime_follows_from_the_ratio(ratio, name):
     assert communication.regime(ratio) == name
 
 
-# ---- the order ----
+# ---- ranking ----
 JOBS = [("llama-7b", {"devices": 16, "hosts": 2, "batch": 64}), ("llama-7b", {"devices": 24, "hosts": 3, "batch": 48}),
         ("mixtral-8x7b", {"devices": 16, "hosts": 4, "batch": 32, "memory": 160e9}),
         ("llama2-70b", {"devices": 64, "hosts": 8, "batch": 64, "across": Link(1e9, 1e-5)}),
@@ -296,8 +303,9 @@ JOBS = [("llama-7b", {"devices": 16, "hosts": 2, "batch": 64}), ("llama-7b", {"d
 
 
 @pytest.mark.parametrize("model, sizes", JOBS)
-def test_the_order_is_that_of_all(model, sizes):
-    """Each strategy worked out in full, the fastest of each division that fits."""
+def test_ranking_is_that_of_a_full_search(model, sizes):
+    """The ranking is that of a search that estimates each strategy in full and takes the fastest of each division that
+    fits."""
     of = job(model, **sizes)
     every = [estimate(of, s) for s in candidates(of, {})]
     least = {estimate(of, s, simulated=False).strategy: estimate(of, s, simulated=False).time
@@ -315,7 +323,7 @@ def test_the_order_is_that_of_all(model, sizes):
         assert one.strategy.division not in fastest or one.strategy.tp > of.cluster.per_host
 
 
-def test_candidates_can_be():
+def test_candidates_are_possible():
     of = job("mixtral-8x7b", batch=192, devices=48, hosts=6)
     found = list(candidates(of, {}))
     assert len(set(found)) == len(found) > 500
@@ -330,23 +338,23 @@ def test_candidates_can_be():
     assert all(s.microbatches % s.pp == 0 and s.pp <= 16 for s in candidates(turned, {}) if s.pp > 1)
 
 
-def test_reasons():
+def test_reason_names_what_makes_a_strategy_slower():
     of = job()
     best = estimate(of, strategy(dp=64, zero=2, microbatches=8, recompute="selective"))
     assert best.memory < 80e9
 
-    def said(s, of=of):
+    def reason_of(s, of=of):
         return reason(of, estimate(of, s), best)
-    assert reason(of, best, best) == "best" and said(best.strategy) == "by less than 0.1%"
-    assert said(strategy(dp=64, microbatches=8)) == "out of memory by 58.4 GB"
-    assert said(strategy(tp=16, dp=4, microbatches=128, zero=1)) == "tp leaves the host"
-    assert said(strategy(tp=8, dp=8, microbatches=64, zero=1)).startswith("communication bound: tp ")
-    assert said(strategy(pp=8, dp=8, microbatches=64, zero=1, recompute="selective")).startswith("bubble ")
-    assert said(strategy(dp=64, zero=2, microbatches=8, recompute="full")) == "recomputes more"
+    assert reason(of, best, best) == "best" and reason_of(best.strategy) == "by less than 0.1%"
+    assert reason_of(strategy(dp=64, microbatches=8)) == "out of memory by 58.4 GB"
+    assert reason_of(strategy(tp=16, dp=4, microbatches=128, zero=1)) == "tp leaves the host"
+    assert reason_of(strategy(tp=8, dp=8, microbatches=64, zero=1)).startswith("communication bound: tp ")
+    assert reason_of(strategy(pp=8, dp=8, microbatches=64, zero=1, recompute="selective")).startswith("bubble ")
+    assert reason_of(strategy(dp=64, zero=2, microbatches=8, recompute="full")) == "recomputes more"
     slow = job(across=Link(1e9, 1e-5))
-    assert said(strategy(dp=64, zero=2, microbatches=8, recompute="selective"), slow).startswith(
+    assert reason_of(strategy(dp=64, zero=2, microbatches=8, recompute="selective"), slow).startswith(
         "communication bound: dp ")
-    assert said(strategy(pp=2, dp=32, microbatches=16, recompute="selective", zero=1), slow).startswith(
+    assert reason_of(strategy(pp=2, dp=32, microbatches=16, recompute="selective", zero=1), slow).startswith(
         "communication bound: ")
     thin = job(across=Link(1e8, 1e-5), batch=1024)
     assert reason(thin, estimate(thin, strategy(pp=8, dp=8, microbatches=128, zero=1)), estimate(
@@ -361,27 +369,27 @@ def test_reasons():
                   first).startswith("communication bound: ep ")
 
 
-# ---- numbers as people write them ----
+# ---- quantities with units ----
 @pytest.mark.parametrize("read, text, value", [
     (units.speed, "400gbit", 50e9), (units.speed, "50GB/s", 50e9), (units.speed, "100Mbit/s", 12.5e6),
     (units.speed, "1.5 TB/s", 1.5e12), (units.link, "400Gbit,15us", (50e9, 15e-6)), (units.link, "1GB/s", (1e9, None)),
     (units.memory, "80GB", 80e9), (units.memory, "80GiB", 80 * 2**30), (units.memory, "1.5 TB", 1.5e12),
     (units.flops, "989T", 989e12), (units.flops, "160 GFLOP/s", 160e9), (units.tokens, "4M", 4 << 20),
     (units.tokens, "3145728", 3145728), (units.tokens, "2k", 2048), (units.count, "1.3B", 1_300_000_000)])
-def test_what_is_read(read, text, value):
+def test_quantities_are_read(read, text, value):
     assert read(text) == pytest.approx(value)
 
 
 @pytest.mark.parametrize("seconds, text", [
     (69.31, "69.3 s"), (1234.0, "1234 s"), (0.0119, "11.9 ms"), (1.5e-5, "15 us"), (3e-9, "3 ns"), (0.0, "0 s"),
     (0.99999, "1 s")])
-def test_what_is_shown(seconds, text):
+def test_quantities_are_shown(seconds, text):
     assert units.seconds_shown(seconds) == text
     assert units.scaled(158e3) == "158 k" and units.scaled(989.4e12) == "989 T" and units.scaled(8.9) == "8.9 "
 
 
-# ---- tests/bench/bench_plan.py, but for what it measures ----
-def test_the_bench_s_table():
+# ---- tests/bench/bench_plan.py, without its measurements ----
+def test_table_of_bench_plan_is_consistent():
     bench = module_at("tests/bench/bench_plan.py")
     assert bench.correlation([1.0, 2.0, 3.0], [10.0, 20.0, 30.0]) == 1
     assert bench.correlation([1.0, 2.0, 3.0], [30.0, 20.0, 10.0]) == -1
@@ -397,6 +405,6 @@ def test_the_bench_s_table():
         assert (guess.tensor > 0) == (s.tp > 1) and (guess.pipeline > 0) == (guess.bubble > 0) == (s.pp > 1)
 
 
-def test_a_model_of_other_sizes():
+def test_model_of_given_sizes_is_planned():
     of = Job(Model(350_000_000, 0, 24, 1024, 16), cluster(4, 1), 64, 2048)
     assert ranked(of, {}, None, 3).best[0].strategy.dp == 4

@@ -1,4 +1,4 @@
-"""Tests of the command tutti plan: what it prints, what it refuses, and links that it measures."""
+"""Tests of the command `tutti plan`: its output, its errors, and links that it measures."""
 import json
 import subprocess
 import sys
@@ -13,7 +13,7 @@ from torch_tutti.cli import main
 PLAN = ["plan", "--model", "llama-70b", "--gpus", "64", "--hosts", "8", "--link", "400gbit", "--memory", "80GB"]
 
 
-def test_the_command(capsys, tmp_path):
+def test_command_prints_and_draws_a_ranking(capsys, tmp_path):
     pytest.importorskip("matplotlib", reason="matplotlib is not installed")
     drawn = tmp_path / "plan.png"
     assert main([*PLAN, "--top", "3", "--picture", str(drawn)]) == 0
@@ -25,7 +25,7 @@ def test_the_command(capsys, tmp_path):
     assert any(line.startswith("efficiency: MFU ") for line in lines)
 
 
-def test_json_says_the_same(capsys):
+def test_json_has_the_ranking(capsys):
     assert main([*PLAN, "--top", "3", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert (found["format"], found["version"]) == ("tutti plan", 1)
@@ -40,7 +40,7 @@ def test_json_says_the_same(capsys):
     assert json.loads(capsys.readouterr().out)["cluster"]["flops"] == 312e12
 
 
-def test_degrees_that_are_asked_for(capsys):
+def test_given_degrees_are_kept(capsys):
     assert main([*PLAN, "--tp", "8", "--batch", "4", "--schedule", "zb-h1"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert "schedule zb-h1" in lines[3] and all(line.split()[0] == "8" for line in lines[7:9])
@@ -66,7 +66,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize("words, text", REFUSED)
-def test_what_is_refused(capsys, words, text):
+def test_impossible_plans_are_refused(capsys, words, text):
     assert main(["plan", *words]) == 1
     assert text in capsys.readouterr().err
 
@@ -84,13 +84,13 @@ NOT_UNDERSTOOD = [
 
 
 @pytest.mark.parametrize("option, value, text", NOT_UNDERSTOOD)
-def test_what_is_not_understood(capsys, option, value, text):
+def test_unreadable_options_are_refused(capsys, option, value, text):
     with pytest.raises(SystemExit):
         main([*PLAN, option, value])
     assert text in capsys.readouterr().err
 
 
-def test_picture_without_matplotlib(monkeypatch, capsys):
+def test_picture_without_matplotlib_is_refused(monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     assert main([*PLAN, "--picture", "plan.png"]) == 1
     assert "a picture needs matplotlib: pip install matplotlib" in capsys.readouterr().err
@@ -101,7 +101,7 @@ def test_planning_needs_no_torch():
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, timeout=60)
 
 
-# ---- links that are measured ----
+# ---- measured links ----
 TUTTI = ("-m", "torch_tutti")
 MEASURED = ("plan", "--model", "llama-7b", "--gpus", "8", "--device", "cpu", "--memory", "200GB", "--measure", "--json")
 
@@ -110,27 +110,27 @@ def cluster_of(ended):
     return json.loads(succeeded(ended))["cluster"]
 
 
-def test_links_are_measured_by_ranks_of_its_own():
+def test_command_measures_links_by_its_own_ranks():
     found, usual = cluster_of(run_python(*TUTTI, *MEASURED, TUTTI_HOSTS=None)), DEVICES["cpu"]
     assert found["local"]["speed"] > 0 and found["local"] != usual.local._asdict()
 
 
-@pytest.mark.one_host("hosts are pretended here")
+@pytest.mark.one_host("the test simulates hosts itself")
 def test_links_are_measured_under_torchrun():
     found, usual = cluster_of(run_ranks(2, *TUTTI, *MEASURED, "--hosts", "2", TUTTI_HOSTS="2")), DEVICES["cpu"]
     assert found["local"] == usual.local._asdict() and found["across"]["latency"] > 0
     assert found["across"]["speed"] not in (0, 4 * usual.across.speed)
 
 
-def test_one_rank_has_no_links(monkeypatch, capsys):
+def test_measuring_with_one_rank_is_refused(monkeypatch, capsys):
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "1")
     assert main([*MEASURED]) == 1
     assert "--measure needs two ranks or more, and torchrun has started one" in capsys.readouterr().err
 
 
-def test_the_link_through_times():
-    """An all-reduce of 4 ranks: 4 messages, 1.5 times its bytes."""
+def test_link_is_fitted_through_times():
+    """An all-reduce of 4 ranks takes 4 messages, and sends its bytes 1.5 times."""
     from torch_tutti._planning.measure import link_through
     times = [(n, (4 * 5e-6 + 1.5 * n / 2e9) * 1e6) for n in (1 << 12, 1 << 16, 1 << 20)]
     assert tuple(link_through(times, 4)) == pytest.approx((2e9, 5e-6))

@@ -1,7 +1,8 @@
-"""docs/planning.md shows what its commands print: each block of code whose lines begin with $ is the commands and their
-output, where a line with … stands for any lines, and the last column of a table is a figure of the command before it.
+"""Tests that docs/planning.md shows the output of its commands: a block of code with lines that begin with $ has the
+commands and their output, in which a line with … stands for any lines. The last column of a table is a number that the
+command before it prints.
 
-    python tests/python/test_planning_page.py        writes the page, and its pictures, anew
+    python tests/python/test_planning_page.py        writes the page and its pictures again
 """
 import contextlib
 import io
@@ -18,7 +19,8 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs/planning.md"
 BLOCK = re.compile(r"^```\n(\$ .*?)^```$", re.MULTILINE | re.DOTALL)
 ROW = re.compile(r"^(\|.*\| `(tutti plan [^`]*)` \| )([\d,]+)( \|)$", re.MULTILINE)
-SHOWN = re.compile(r"^ *tp  pp |^ +\d+ +\d+ +\d+ |^others:|^tutti: ")             # of what is shortened
+# The lines of a shortened output that stay.
+SHOWN = re.compile(r"^ *tp  pp |^ +\d+ +\d+ +\d+ |^others:|^tutti: ")
 
 
 def printed(command, picture=None):
@@ -34,13 +36,13 @@ def printed(command, picture=None):
 
 
 def tokens_of(command):
-    """A second, of a device."""
+    """Returns the tokens that a device handles in a second."""
     found = json.loads(printed(command + " --json"))
     return round(found["batch"] * found["sequence"] / found["strategies"][0]["seconds"] / found["cluster"]["devices"])
 
 
 def cases(page):
-    """(command, the lines that stand behind it)"""
+    """Yields (command, lines of its output) for each command of a page."""
     for block in BLOCK.findall(page):
         for part in re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]:
             command, _, rest = part.partition("\n")
@@ -48,7 +50,7 @@ def cases(page):
 
 
 def is_shown(lines, output):
-    """Whether the lines are the output, but for what … stands for."""
+    """Returns whether the lines are the output, except for those that … stands for."""
     pattern = "\n".join(".*" if line == "…" else re.escape(line) for line in lines.split("\n"))
     return re.fullmatch(pattern, output, re.DOTALL) is not None
 
@@ -57,16 +59,16 @@ TEXT = PAGE.read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("command, lines", [pytest.param(*case, id=case[0]) for case in cases(TEXT)])
-def test_what_a_command_prints(command, lines):
+def test_page_shows_the_output_of_each_command(command, lines):
     assert is_shown(lines, printed(command)), f"run python tests/python/{Path(__file__).name}"
 
 
 @pytest.mark.parametrize("command, figure", [(row[1], row[2]) for row in ROW.findall(TEXT)])
-def test_figures_of_tables(command, figure):
+def test_numbers_of_tables_are_those_of_commands(command, figure):
     assert f"{tokens_of(command):,}" == figure
 
 
-def test_pictures_are_the_commands(tmp_path):
+def test_pictures_are_drawn_by_commands(tmp_path):
     pytest.importorskip("matplotlib", reason="matplotlib is not installed")
     named = re.findall(r"--picture (docs/(img/\S+))", TEXT)
     assert named and set(re.findall(r"\]\((img/\S+)\)", TEXT)) == {name for _, name in named}
@@ -76,19 +78,19 @@ def test_pictures_are_the_commands(tmp_path):
     assert (tmp_path / "out.png").stat().st_size > 10_000
 
 
-def test_all_models_are_there():
+def test_page_plans_all_models():
     shown = {command.split("--model ")[1].split()[0] for command, _ in cases(TEXT)}
     assert {"gpt3-175b", "llama-7b", "llama-13b", "llama-33b", "llama-65b", "llama-70b", "mixtral-8x7b",
             "deepseek-v2"} <= shown
 
 
-def test_breaches_are_found():
+def test_lines_that_differ_from_the_output_are_found():
     assert is_shown("a\n…\nd", "a\nb\nc\nd") and not is_shown("a\n…\nd", "a\nb\nc") and not is_shown("a", "a\nb")
 
 
 # ---- writing ----
 def shortened(output):
-    """The table alone."""
+    """Returns the output with … in place of all lines that are not of its table."""
     kept = []
     for line in output.split("\n"):
         if SHOWN.search(line):

@@ -63,7 +63,8 @@ def test_ranges_have_names_shapes_and_groups(shared, tmp_path):
 
 def check_durations(world):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TORCH_FR_BUFFER_SIZE", "0")           # from torch 2.15 on its recorder wants durations
+        # From torch 2.15 on, torch's recorder switches durations on.
+        patch.setenv("TORCH_FR_BUFFER_SIZE", "0")
         group = dist.new_group()
     work = dist.all_reduce(torch.ones(10), group=group, async_op=True)
     work.wait()
@@ -77,5 +78,5 @@ def check_durations(world):
     dist.destroy_process_group(group)
 
 
-def test_durations(shared):
+def test_work_has_a_duration_if_timing_is_enabled(shared):
     shared(2).run(check_durations)

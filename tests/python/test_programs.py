@@ -1,6 +1,6 @@
-"""Programs of tests/programs, written as users write them: on tutti they must print what they print on gloo. With two
-ranks sums have one order, so every digit must be the same. torchrun starts one of them on tutti; all other
-starts are forked where torch is loaded already (program_start.py)."""
+"""Tests of the programs of tests/programs, written as users write them: on tutti they must print what they print on
+gloo. With two ranks sums have one order, so every digit must be the same. torchrun starts one of them on tutti; all
+other starts are forked where torch is loaded already (program_start.py)."""
 import os
 import re
 import sys
@@ -17,11 +17,13 @@ LIMIT_S = 150
 
 @dataclass
 class Program:
+    """A program of tests/programs. runs: the arguments of its starts, one after the other in one folder. shows: a
+    pattern that the output of the last start must have. by_torchrun: torchrun makes the first start on tutti."""
     script: str
-    runs: list                          # the arguments of one start after the other, all in one folder
-    shows: str                          # a pattern that the last run's text must have
+    runs: list
+    shows: str
     ranks: int = 2
-    by_torchrun: bool = False           # the first start on tutti
+    by_torchrun: bool = False
 
 
 PROGRAMS = {
@@ -58,8 +60,8 @@ def start(program, backend, arguments, folder, how=run_ranks):
 
 
 def without_processes(program):
-    """Its runs, which save in a thread where they would in a process: a process takes long to start, and no digit
-    differs."""
+    """Returns the runs of a program, which save in a thread instead of a process: a process takes long to start, and
+    the output is the same."""
     return [["thread" if word == "process" else word for word in words] for words in program.runs]
 
 
@@ -77,7 +79,7 @@ def run_on_gloo(program, folder):
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_prints_what_it_prints_on_gloo(name, tmp_path):
+def test_program_prints_what_it_prints_on_gloo(name, tmp_path):
     program = PROGRAMS[name]
     printed = run_on_tutti(program, tmp_path / "tutti")
     assert re.search(program.shows, printed[-1]), printed

@@ -3,7 +3,7 @@ the results are, to the last bit, those that one process computes from the same 
 refused and harm nothing.
 
 A case is one operation, checked on all ranks of its group. `--cases 100000` runs more of them than continuous
-integration does, `--first-seed 7` others. A failing program is made small and printed with a line that runs it again.
+integration does, `--first-seed 7` others. A failing program is shrunk and printed with a line that runs it again.
 """
 import math
 
@@ -23,14 +23,15 @@ SIZES = [2, 3, 4]
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_programs(shared, size, request):
+def test_random_programs_give_the_results_of_the_model(shared, size, request):
     ordered = len(set(hosts_of_job(size))) < 3
     cases = math.ceil(request.config.getoption("cases", 10_000) / len(SIZES))
     again, hung = f"python tests/python/operations.py {size}", {}
     done = random_programs.rounds(request.config.getoption("first_seed", 1), cases, lambda program:
                                   random_programs.check(lambda: shared(size), again, hung, program), ordered)
     print(f"{len(done)} cases on {size} ranks")
-    if cases >= 3000:                                   # nothing is left out by the way in which they are drawn
+    # So many cases must contain each kind of step, mistake, type and operation.
+    if cases >= 3000:
         works = {step.kind for step in done if step.kind in ("messages", "wrong")
                  or model.works(step, len(model.groups_of(size)[step.group]))}
         assert works == {*model.REDUCING, *model.MOVING, "barrier", "messages", "wrong"}
@@ -45,7 +46,7 @@ KINDS = [*model.REDUCING, *model.MOVING]
 
 
 def spoiled(outcomes, size, program):
-    """Copies of what the ranks report, each with one bit of one result turned."""
+    """Yields copies of the reports of the ranks, each with one bit of one result flipped."""
     for rank in range(size):
         for number in range(len(program)):
             for place, (name, data) in enumerate(outcomes[rank][number] or []):
@@ -99,8 +100,8 @@ def test_messages_out_of_order_are_seen():
     assert model.complaints_about_messages(step, 2, 1, [(5, data) for _, data in got])
 
 
-def test_sums_by_hand():
-    """The model's own arithmetic, where a plain sum in the type would come out otherwise."""
+def test_model_rounds_once_and_from_left_to_right():
+    """Checks the model's arithmetic by sums whose result would differ if each addition were rounded to the type."""
     import torch
 
     def total(op, dtype, *numbers, hosts=None):
@@ -108,17 +109,23 @@ def test_sums_by_hand():
         together = reduced(parts, str(dtype)[6:], op, hosts or [0] * len(parts))
         return torch.from_numpy(together.copy()).view(dtype).item()
 
-    assert total("SUM", torch.float16, 2048, 1, 1) == 2050              # 2048 + 1 is 2048 in float16
-    assert total("SUM", torch.bfloat16, 256, 1, 1, 1) == 260            # 259, rounded once
-    assert total("SUM", torch.float32, 1e8, 1, -1e8) == 0               # from left to right
-    assert total("AVG", torch.int8, -3, -4) == -3                       # towards zero
-    assert total("AVG", torch.int8, 127, 1) == -64                      # the sum wraps first
-    assert total("SUM", torch.float8_e4m3fn, 448, 448) == 448           # has no infinity
+    # 2048 + 1 is 2048 in float16.
+    assert total("SUM", torch.float16, 2048, 1, 1) == 2050
+    # The sum is 259, and is rounded once.
+    assert total("SUM", torch.bfloat16, 256, 1, 1, 1) == 260
+    # Additions go from left to right.
+    assert total("SUM", torch.float32, 1e8, 1, -1e8) == 0
+    # Integer averages are rounded towards zero.
+    assert total("AVG", torch.int8, -3, -4) == -3
+    # The sum wraps before the division.
+    assert total("AVG", torch.int8, 127, 1) == -64
+    # This type has no infinity.
+    assert total("SUM", torch.float8_e4m3fn, 448, 448) == 448
     assert math.copysign(1, total("MIN", torch.float32, 0.0, -0.0)) == -1
     assert math.copysign(1, total("MAX", torch.float32, -0.0, 0.0)) == 1
     assert math.isnan(total("MAX", torch.float64, 1, math.nan, 2))
     assert total("BXOR", torch.bool, True, True, True) is True
-    # 256 + 1 is 256 in bfloat16: over two hosts that is what the first one brings
+    # 256 + 1 is 256 in bfloat16, which is the result of the first of two hosts.
     assert total("SUM", torch.bfloat16, 256, 1, 1, 1, hosts=[0, 0, 1, 1]) == 258
     assert total("SUM", torch.bfloat16, 256, 1, 1, 1, hosts=[0, 1, 0, 1]) == 258
     assert total("SUM", torch.bfloat16, 256, 1, 1, 1, hosts=[0, 1, 1, 1]) == 260

@@ -1,5 +1,5 @@
-"""torch_tutti.ps: a parameter server trains as one process does, keeps its bounds, goes on without a worker that dies,
-tells everyone of a server that does, and of mistakes; how slices are cut and in which order they travel."""
+"""Tests of torch_tutti.ps: a parameter server trains as one process does and keeps its bounds; how slices are cut, and
+in which order they travel. Failures are in test_ps_failures.py."""
 import copy
 import os
 import queue
@@ -18,13 +18,14 @@ from torch_tutti.ps._link import BYE, FAIL, LEAVE, PULL, PUSH, VALUE, Header, Ou
 from torch_tutti.ps._slices import MOST_PIECES, cut, pack, spread, unpack
 
 STEPS = 20
-SMALL = 1000                            # bytes of a slice: network() is then 15 of them
+# Bytes of a slice. network() then has 15 slices.
+SMALL = 1000
 sgd = partial(torch.optim.SGD, lr=0.1, momentum=0.9, weight_decay=0.01)
 adamw = partial(torch.optim.AdamW, lr=0.01)
 
 
 def train(node, model, steps, backward=True, loss_on=loss_of):
-    """Serves, or trains on this rank's batches; the report, or the parameters."""
+    """Serves and returns the report, or trains on this rank's batches and returns the parameters."""
     if isinstance(node, ps.Server):
         return node.serve()
     with node as worker:
@@ -41,7 +42,8 @@ def train(node, model, steps, backward=True, loss_on=loss_of):
 
 
 def by_one(workers_of_step, optimizer=sgd, model=None):
-    """One process that takes the average of the gradients of these workers, summed in their order."""
+    """Returns the parameters of one process that trains on the average of the gradients of these workers, summed in
+    their order."""
     model = model or network()
     taken = optimizer(model.parameters())
     for step, workers in enumerate(workers_of_step):
@@ -81,7 +83,7 @@ def run_resume(world, servers):
 
 
 @pytest.mark.parametrize("servers", [1, 2])
-def test_optimizers_resume(shared, servers):
+def test_run_resumes_from_the_states_of_servers(shared, servers):
     by_runs = shared(3).run(run_resume, servers)[-1]
     model = network()
     taken, workers = adamw(model.parameters()), range(servers, 3)
@@ -110,7 +112,8 @@ def test_slices_have_each_element_once():
         unpack(one, data, taken)
     assert all(map(torch.equal, taken, parameters))
     assert pack(slices[0], lambda number: None if number else parameters[0].view(-1), torch.empty(100)) == 1
-    assert len(cut(parameters[:1], 1)) == 15                            # an element at the least
+    # A slice has at least one element.
+    assert len(cut(parameters[:1], 1)) == 15
 
 
 def test_servers_have_even_loads_and_early_slices():
@@ -121,7 +124,7 @@ def test_servers_have_even_loads_and_early_slices():
     assert [one.server for one in slices[:6]] == [0, 1, 2, 0, 1, 2]
 
 
-def test_what_is_urgent_leaves_first():
+def test_urgent_messages_are_sent_first():
     outbox = Outbox()
     for priority in (5, 3, 9, 3, -1):
         outbox.put(priority, f"{priority}")
@@ -135,8 +138,8 @@ def test_what_is_urgent_leaves_first():
 
 
 class SlowLink:
-    """To a server that is not there: the first message takes until go is set; then all that waits leaves, in its order.
-    Parameters come as they are given."""
+    """A link to a server that does not exist. It sends no message until `go` is set, and then all messages in the order
+    in which it gets them. It receives what a test puts into `given`."""
     peer, bytes_sent, bytes_received = 0, 0, 0
 
     def __init__(self):
@@ -163,8 +166,9 @@ class SlowLink:
         self.sent.append("destroyed")
 
 
-def test_the_first_layers_overtake():
-    """One of the last two slices is on its way when the gradients of the others come: the first layers are next."""
+def test_slices_of_the_first_layers_are_sent_next():
+    """Gradients of all layers are ready while one of the last two slices is being sent. Those of the first layers are
+    sent next."""
     model, link = network(), SlowLink()
     model[2].weight.register_post_accumulate_grad_hook(link.wait_for_the_first)
     slices = cut(list(model.parameters()), SMALL)
@@ -182,8 +186,9 @@ def test_the_first_layers_overtake():
     assert not any(thread.is_alive() for thread in worker._connections[0].threads)
 
 
-def test_a_layer_waits_for_its_own():
-    """The first layers compute while the last ones have not come: these are given when the second one begins."""
+def test_layer_waits_for_its_own_parameters_only():
+    """The first layer computes before the parameters of the others have arrived. They arrive when the second one
+    begins."""
     model, link, asked = network(), SlowLink(), []
     slices = cut(list(model.parameters()), SMALL)
     first = {number for number, one in enumerate(slices) if any(piece.parameter < 2 for piece in one.pieces)}
@@ -199,7 +204,8 @@ def test_a_layer_waits_for_its_own():
     model[2].register_forward_pre_hook(second)
     link.go.set()
     with ps.Worker(model, slices, [link], None) as worker:
-        model(batch(0, 1))                                              # it is seen who has a forward
+        # The first forward shows the worker which modules run.
+        model(batch(0, 1))
         worker.pull()
         give(first)
         model(batch(0, 1))
@@ -209,11 +215,13 @@ def test_a_layer_waits_for_its_own():
 
 # ---- synchronous ----
 def run_sync(world, servers, optimizer, slice_bytes, backward):
-    model = network(seed=world.rank)                                    # values are rank 0's
+    # join() gives all ranks the values of rank 0.
+    model = network(seed=world.rank)
     node = ps.join(model, optimizer, servers=servers, slice_bytes=slice_bytes)
     found = train(node, model, STEPS, backward)
     judge = by_one([range(servers, world.size)] * STEPS, optimizer, network(0))
-    if world.rank >= servers or servers == 1:                           # a server's model is as far as its slices go
+    # One of several servers updates only its own slices.
+    if world.rank >= servers or servers == 1:
         torch.testing.assert_close(flat(model.parameters()), judge, rtol=0, atol=1e-5)
         assert torch.equal(flat(model.parameters()), judge) or optimizer.func is not torch.optim.SGD
     if world.rank >= servers:
@@ -226,7 +234,7 @@ def run_sync(world, servers, optimizer, slice_bytes, backward):
 @pytest.mark.parametrize("size, servers", [(2, 1), (3, 1), (4, 1), (3, 2), (4, 2)])
 @pytest.mark.parametrize("optimizer, slice_bytes, backward", [(sgd, SMALL, True), (sgd, 1 << 20, False),
                                                               (adamw, SMALL, False)])
-def test_sync_is_one_process(shared, size, servers, optimizer, slice_bytes, backward):
+def test_sync_trains_as_one_process(shared, size, servers, optimizer, slice_bytes, backward):
     if servers == 2 and slice_bytes > SMALL:
         slice_bytes = 4 * SMALL
     found = shared(size).run(run_sync, servers, optimizer, slice_bytes, backward)[:servers]
@@ -238,7 +246,7 @@ def test_sync_is_one_process(shared, size, servers, optimizer, slice_bytes, back
 
 
 def run_unequal(world):
-    """Worker 2 has three steps, worker 1 five: the last two are the average of one."""
+    """Worker 2 makes three steps, worker 1 five. The last two average over one worker."""
     model = network()
     node = ps.join(model, sgd, slice_bytes=SMALL)
     found = train(node, model, 5 if world.rank == 1 else 3)
@@ -253,7 +261,8 @@ def test_a_worker_may_have_fewer_steps(shared):
 
 
 class Odd(nn.Module):
-    """Weights that are read elsewhere than in their module's forward, used twice, used by one worker, and never."""
+    """A model with weights that are read outside of their module's forward, used twice, used by one worker only, or
+    never used."""
 
     def __init__(self):
         super().__init__()
@@ -283,18 +292,20 @@ def run_odd(world, slice_bytes):
             worker.backward(model(batch(step, world.rank), world.rank == 2).square().mean())
             worker.pull()
             if step == STEPS // 2:
-                model.state_dict()                                      # has what was asked for
+                # state_dict() first waits for the parameters that were pulled.
+                model.state_dict()
                 assert not worker._pulled and copy.deepcopy(model)(batch(0, 0), False).shape == (8, 20)
     for step in range(STEPS):
         taken.zero_grad()
         (sum(reference(batch(step, rank), rank == 2).square().mean() for rank in (1, 2)) / 2).backward()
         taken.step()
     torch.testing.assert_close(flat(model.parameters()), flat(reference.parameters()), rtol=1e-4, atol=1e-5)
-    assert torch.equal(model.unused.weight, Odd().unused.weight)        # no weight decay either
+    # Not even weight decay changes it.
+    assert torch.equal(model.unused.weight, Odd().unused.weight)
 
 
 @pytest.mark.parametrize("slice_bytes", [100, 1000, 1 << 20])
-def test_weights_that_are_used_otherwise(shared, slice_bytes):
+def test_weights_outside_of_forward_train_as_one_process(shared, slice_bytes):
     shared(3).run(run_odd, slice_bytes)
 
 
@@ -306,7 +317,8 @@ def run_sparse(world):
     if world.rank == 0:
         return node.serve().updates
     with node as worker:
-        for turn in (1, 2):                                             # gradients add up in both
+        # Gradients of two passes add up.
+        for turn in (1, 2):
             model(torch.tensor([3])).sum().backward()
         worker.push()
         worker.pull()
@@ -314,19 +326,20 @@ def run_sparse(world):
     assert torch.equal(model.weight.detach(), before)
 
 
-def test_sparse_gradients_and_several_passes(shared):
+def test_sparse_gradients_of_several_passes_add_up(shared):
     assert shared(2).run(run_sparse)[0] == 1
 
 
 def run_groups_of_parameters(world):
-    """The optimizer may tell parameters apart by their names; a scheduler follows its steps."""
+    """The optimizer may group parameters by their names, and a scheduler may follow its steps."""
     model = network()
 
     def groups(named):
         assert all(name in dict(model.named_parameters()) and piece.dim() == 1 for name, piece in named)
         of = {kind: [piece for name, piece in named if name.endswith(kind)] for kind in ("weight", "bias")}
         made = torch.optim.SGD([{"params": of["weight"]}, {"params": of["bias"], "lr": 0.0}], lr=1.0)
-        schedule = torch.optim.lr_scheduler.StepLR(made, 1, 0.0)        # nothing after the first step
+        # The learning rate is 0 after the first step.
+        schedule = torch.optim.lr_scheduler.StepLR(made, 1, 0.0)
         made.register_step_post_hook(lambda *_: schedule.step())
         return made
     node = ps.join(model, groups, slice_bytes=SMALL)
@@ -338,7 +351,7 @@ def run_groups_of_parameters(world):
             assert torch.equal(mine, its if mine.numel() > 50 else start)
 
 
-def test_names_and_schedules(shared):
+def test_optimizer_may_use_names_and_schedules(shared):
     shared(2).run(run_groups_of_parameters)
 
 
@@ -358,7 +371,7 @@ def run_async(world, mode, staleness):
 
 
 @pytest.mark.parametrize("mode, staleness", [("async", None), ("bounded", 0), ("bounded", 3)])
-def test_async_converges_and_counts(shared, mode, staleness):
+def test_async_training_converges_and_counts_pushes(shared, mode, staleness):
     found = shared(4).run(run_async, mode, staleness)
     assert max(found[:2]) <= (100 if staleness is None else staleness)
     assert [each["pushes"] for each in found[2:]] == [42, 43]
@@ -385,7 +398,7 @@ def run_far_ahead(world, mode, staleness, ahead, name):
 
 
 @pytest.mark.parametrize("mode, staleness, ahead", [("bounded", 1, 1), ("bounded", 3, 3), ("async", None, 7)])
-def test_a_bound_lets_so_many_pushes_pass(shared, mode, staleness, ahead):
+def test_bound_limits_how_far_a_worker_is_ahead(shared, mode, staleness, ahead):
     """A worker gets parameters while it is at most `ahead` pushes ahead of the other. In bounded mode the step after
     that waits, so the lag does not grow."""
     lag, pushes = shared(3).run(run_far_ahead, mode, staleness, ahead, f"{mode}{ahead}{os.urandom(4).hex()}")[0]
@@ -405,14 +418,15 @@ def run_without_pulls(world, mode, staleness, allowed):
         refused(RuntimeError, f"may lack {allowed} pushes of another, and its mode allows {allowed - 1}: call pull()",
                 worker.push)
         worker.pull()
-        worker.push()                                                   # goes on
+        # The worker may push again after a pull.
+        worker.push()
     refused(RuntimeError, "this worker has left; join again", worker.push)
     worker.close()
     return worker.report()["pushes"]
 
 
 @pytest.mark.parametrize("mode, staleness, allowed", [("sync", None, 1), ("bounded", 0, 1), ("bounded", 2, 3)])
-def test_pushes_without_pulls(shared, mode, staleness, allowed):
+def test_too_many_pushes_without_a_pull_are_refused(shared, mode, staleness, allowed):
     report, pushes = shared(2).run(run_without_pulls, mode, staleness, allowed)
     assert report.pushes == {1: allowed + 1} and pushes == allowed + 1
 
@@ -424,7 +438,8 @@ def run_twice(world):
     if world.rank == 0:
         refused(RuntimeError, "this server has finished; join again", node.serve)
     total = torch.ones(1)
-    dist.all_reduce(total)                                              # the default group is as it was
+    # The default group still works.
+    dist.all_reduce(total)
     assert total == world.size
 
 
@@ -440,5 +455,5 @@ def run_on_gloo(world):
     assert world.rank == 0 or torch.equal(found, by_one([(1, 2)] * 5))
 
 
-def test_on_another_backend(fresh):
+def test_default_group_may_use_another_backend(fresh):
     fresh(3, join=False).run(run_on_gloo)

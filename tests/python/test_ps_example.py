@@ -13,7 +13,7 @@ EXAMPLE = Path(__file__).resolve().parents[2] / "examples/parameter_server.py"
 
 
 @pytest.mark.skipif(not installed(), reason="torch-tutti is not installed")
-def test_modes_side_by_side(tmp_path):
+def test_example_runs_each_mode_and_draws(tmp_path):
     pytest.importorskip("matplotlib", reason="matplotlib is not installed")
     options = "--servers 2 --steps 6 --seconds 60 --straggler 0.02 --compute 0 --staleness 1 --plot".split()
     lines = succeeded(run_ranks(4, EXAMPLE, *options, tmp_path / "out.png")).splitlines()
@@ -24,7 +24,7 @@ def test_modes_side_by_side(tmp_path):
 
 
 @pytest.mark.skipif(not installed(), reason="torch-tutti is not installed")
-def test_ranks_of_its_own():
+def test_example_starts_its_own_ranks():
     options = "--ranks 2 --modes async --who any --steps 2 --straggler 0 --compute 0".split()
     assert "pushes [2], at most" in succeeded(run_python(EXAMPLE, *options))
 
@@ -34,7 +34,7 @@ def test_losses_are_smoothed():
     assert times == sorted(times) and means[:3] == [3.0, 4.0, 3.0] and means[-1] == 1.0
 
 
-def test_pictures_that_cannot_be(monkeypatch):
+def test_impossible_pictures_are_refused(monkeypatch):
     refused(ValueError, "there is nothing to plot: no mode has run", lambda: picture.draw([], "out.png"))
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     refused(ImportError, "a picture needs matplotlib: pip install matplotlib", lambda: picture.draw([], "out.png"))

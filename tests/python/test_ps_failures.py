@@ -1,5 +1,5 @@
-"""torch_tutti.ps where something goes wrong: workers and servers that are killed, programs that fail, and mistakes, of
-one rank or of all."""
+"""Tests of failures of torch_tutti.ps: workers and servers that are killed, programs that fail, and mistakes of one
+rank or of all."""
 import os
 import signal
 import threading
@@ -63,17 +63,18 @@ def test_a_killed_worker_is_survived(fresh, servers, mode, staleness):
 
 @pytest.mark.parametrize("mode", ["sync", "async"])
 @pytest.mark.parametrize("victim, servers", [(0, 1), (1, 2)])
-def test_a_killed_server_is_told_to_all_workers(fresh, victim, servers, mode):
+def test_killed_server_is_an_error_on_all_workers(fresh, victim, servers, mode):
     outcomes = fresh(servers + 2).outcomes(killed, victim, mode, None, servers, 1_000_000)
     assert outcomes[victim].died == -signal.SIGKILL
     failures(outcomes[servers:], "PeerError", f"ps: rank {victim}, a server, {LOST}", "died",
              "start all ranks again from a checkpoint")
-    for outcome in outcomes[:victim]:                                   # the other server ends, too
+    # The other server also ends.
+    for outcome in outcomes[:victim]:
         assert outcome.value.lost == dict.fromkeys(range(servers, servers + 2), "it failed, and reported so")
 
 
 def killed_before_the_end(world):
-    """The last gradients of the worker may not have come."""
+    """The server dies before the worker's last gradients have certainly arrived."""
     model = network()
     node = ps.join(model, sgd, slice_bytes=SMALL)
     if world.rank == 0:
@@ -83,7 +84,7 @@ def killed_before_the_end(world):
         worker.push()
 
 
-def test_a_server_that_dies_before_the_end_is_told(fresh):
+def test_death_of_a_server_before_the_end_is_an_error(fresh):
     failures(fresh(2).outcomes(killed_before_the_end)[1:], "PeerError", f"ps: rank 0, a server, {LOST}")
 
 
@@ -126,7 +127,7 @@ def fails(world):
     return flat(model.parameters())
 
 
-def test_a_worker_that_fails_says_so(fresh):
+def test_failing_worker_reports_to_the_server(fresh):
     outcomes = fresh(3).outcomes(fails)
     failures(outcomes[2:], "KeyError", "a mistake of the program")
     assert outcomes[0].value.lost == {2: "it failed, and reported so"} and outcomes[0].value.pushes == {1: 5, 2: 2}
@@ -166,7 +167,8 @@ def optimizer_fails_at_the_end(world):
     with node as worker:
         loss_of(model(batch(0, world.rank))).backward()
         worker.push()
-        if world.rank == 1:                             # leaves when the server has failed, or before
+        # Rank 1 waits for parameters and gets the error. Rank 2 leaves after that without waiting for parameters.
+        if world.rank == 1:
             worker.pull()
             with pytest.raises(PeerError, match=LOST):
                 worker.wait()
@@ -175,7 +177,7 @@ def optimizer_fails_at_the_end(world):
             world.store.wait(["failed"])
 
 
-def test_a_worker_leaves_a_server_that_has_failed(fresh):
+def test_worker_that_leaves_a_failed_server_gets_the_error(fresh):
     outcomes = fresh(3).outcomes(optimizer_fails_at_the_end)
     failures(outcomes[:1], "ArithmeticError", "this optimizer cannot")
     failures(outcomes[1:], "PeerError", f"ps: rank 0, a server, {LOST} (it has failed: see its own error)")
@@ -217,7 +219,7 @@ def backward_fails(world, kind):
 
 
 @pytest.mark.parametrize("kind", ["reentrant", "other"])
-def test_a_backward_pass_that_fails(shared, kind):
+def test_failed_backward_pass_ends_the_worker(shared, kind):
     server, worker = shared(2).outcomes(backward_fails, kind)
     failures([worker], "RuntimeError", "ps: a backward pass failed when gradients may have left", "leave the with")
     assert server.value == {1: "it failed, and reported so"}
@@ -236,7 +238,8 @@ def whole_numbers():
     return model
 
 
-MISTAKES = {                            # what join is told, by the text; all ranks are told alike
+# {text of the error: arguments of join}. All ranks pass the same arguments and get the same error.
+MISTAKES = {
     "servers=0 of 3 ranks; one or more must be servers, and one or more workers": {"servers": 0},
     "servers=3 of 3 ranks": {"servers": 3},
     "servers=-1 of 3 ranks": {"servers": -1},
@@ -263,7 +266,7 @@ def mistaken(world, text):
 
 
 @pytest.mark.parametrize("text", MISTAKES)
-def test_mistakes(shared, text):
+def test_mistakes_in_arguments_are_refused(shared, text):
     failures(shared(3).outcomes(mistaken, text), "ValueError", f"ps: {text}")
 
 
@@ -295,11 +298,11 @@ DIFFERENCES = {
 
 
 @pytest.mark.parametrize("what", DIFFERENCES)
-def test_ranks_that_differ(shared, what):
+def test_ranks_that_differ_get_an_error(shared, what):
     failures(shared(3).outcomes(differ, what), "ValueError", f"ps: {DIFFERENCES[what]}")
 
 
-def test_without_a_group():
+def test_join_without_a_group_is_refused():
     assert not dist.is_initialized()
     refused(ValueError, "ps: call init_process_group first", lambda: ps.join(network(), sgd))
 

@@ -1,5 +1,5 @@
-"""torch_tutti.ps.join_late: a process outside the group becomes a worker of running servers, also in the place of one
-that was killed, with the present parameters; what it is told if it cannot."""
+"""Tests of torch_tutti.ps.join_late: a process outside the group becomes a worker of running servers, also in the place
+of one that was killed, with the current parameters; its errors if it cannot."""
 import os
 import signal
 import socket
@@ -19,9 +19,11 @@ from zero_training import refused
 from torch_tutti import ps
 from torch_tutti.ps._link import START, Link
 
-pytestmark = pytest.mark.one_host("a late worker is none of the ranks that TUTTI_HOSTS names")
-MORE = 8                                # steps after a late worker has begun
-ADDRESS = "127.0.0.2"                   # of this host, but not its usual name
+pytestmark = pytest.mark.one_host("TUTTI_HOSTS has no host for a late worker")
+# Steps of each worker after a late worker has begun.
+MORE = 8
+# An address of this host that is not its usual one.
+ADDRESS = "127.0.0.2"
 MODES = {"sync": {}, "async": {"mode": "async"}, "bounded": {"mode": "bounded", "staleness": 2}}
 soon = partial(ps.join_late, timeout=timedelta(seconds=1))
 
@@ -40,7 +42,7 @@ def step(worker, model, rank):
 
 
 def train_to(world, worker, model, peers, end):
-    """Trains until end() of the clock. When all peers have, gets the last parameters."""
+    """Trains until end(clock) is true. Waits until all peers have ended, and gets the last parameters."""
     while not end(worker.clock):
         step(worker, model, world.rank)
     world.store.set(f"done{world.rank}", "")
@@ -51,7 +53,7 @@ def train_to(world, worker, model, peers, end):
 
 
 def train_late(world, model, peers):
-    """Joins, tells its clock, and trains."""
+    """Joins, publishes the clock at which it begins, and trains."""
     worker = ps.join_late(model, world.store)
     begins = worker.clock
     world.store.set("begins", str(begins))
@@ -59,7 +61,7 @@ def train_late(world, model, peers):
 
 
 def train_until_late(world, worker, model, peers):
-    """Trains until some steps after the late worker's begin."""
+    """Trains until MORE steps after the late worker has begun."""
     def end(clock):
         return world.store.check(["begins"]) and clock >= int(world.store.get("begins")) + MORE
     return train_to(world, worker, model, peers, end)
@@ -67,7 +69,7 @@ def train_until_late(world, worker, model, peers):
 
 # ---- joining ----
 def replaced(world, mode):
-    """Rank 2 is killed after two steps, and rank 3 comes in its place, while rank 1 trains."""
+    """Rank 2 is killed after two steps, and rank 3 joins in its place, while rank 1 trains."""
     model = network(seed=world.rank)
     if world.rank == 3:
         world.store.wait(["killed"])
@@ -101,7 +103,7 @@ def test_a_killed_worker_is_replaced(fresh, mode):
 
 
 def two_servers(world):
-    """A late worker comes to two servers, whose slices may be of two steps."""
+    """A late worker joins two servers, whose slices may be of different steps at that time."""
     model = network(seed=world.rank)
     if world.rank == 3:
         world.store.wait(["warm"])
@@ -153,7 +155,7 @@ def only_worker(world):
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def test_servers_wait_for_a_worker_in_the_place_of_the_last(fresh):
+def test_servers_wait_for_another_worker_after_the_last(fresh):
     *servers, killed, late = fresh(4, join=False).outcomes(only_worker)
     assert killed.died == -signal.SIGKILL and late.value == 1, late.trace
     assert all(one.value.pushes == {2: 2, 3: 1} and list(one.value.lost) == [2] for one in servers)
@@ -186,7 +188,7 @@ def test_a_late_worker_that_dies_while_it_joins_is_survived(fresh):
     assert list(server.value.lost) == [2] and server.value.pushes == {1: server.value.updates}
 
 
-# ---- what cannot be ----
+# ---- late workers that cannot join ----
 def wider():
     model = network()
     model[2] = nn.Linear(50, 51)
@@ -194,7 +196,8 @@ def wider():
 
 
 def mistaken(world):
-    """Late workers with another model; of servers that do not serve yet, and that have ended."""
+    """Late workers are refused without servers, with another model, before the servers serve, and after they have
+    ended."""
     if world.rank == 2:
         refused(RuntimeError, "ps: no servers have published a run in this store within 1 s; .*late_workers=True",
                 lambda: soon(network(), world.store))
@@ -221,7 +224,7 @@ def mistaken(world):
     return report
 
 
-def test_what_a_late_worker_is_told(fresh):
+def test_late_worker_that_cannot_join_gets_the_reason(fresh):
     report = fresh(3, join=False).run(mistaken)[0]
     assert not report.lost and report.pushes == {1: 0}
 
@@ -254,7 +257,7 @@ def test_a_server_that_has_failed_takes_no_worker(fresh):
 
 def by_environment(world):
     """The late worker finds the store by the environment, at an address that other hosts might have; then it looks
-    where no store is."""
+    for a store at an address that has none."""
     if world.rank == 2:
         world.store.wait(["port"])
         os.environ.update(MASTER_ADDR=ADDRESS, MASTER_PORT=world.store.get("port").decode())
@@ -267,7 +270,8 @@ def by_environment(world):
                 lambda: soon(network()))
         world.store.set("left", "")
         return None
-    os.environ.update(LOCAL_WORLD_SIZE="2", WORLD_SIZE="2")             # as torchrun tells the ranks of a run
+    # torchrun sets these for the ranks of a run.
+    os.environ.update(LOCAL_WORLD_SIZE="2", WORLD_SIZE="2")
     if world.rank == 0:
         world.store.set("port", str((store := dist.TCPStore(ADDRESS, 0, is_master=True)).port))
     else:
@@ -281,11 +285,11 @@ def by_environment(world):
     return node.serve().pushes
 
 
-def test_the_store_of_the_environment(fresh):
+def test_late_worker_finds_the_store_by_the_environment(fresh):
     assert fresh(3, join=False).run(by_environment)[0] == {1: 0, 2: 1}
 
 
-def test_without_an_address(monkeypatch):
+def test_join_late_without_an_address_is_refused(monkeypatch):
     monkeypatch.delenv("MASTER_ADDR", raising=False)
     refused(ValueError, "ps: join_late.* needs the store of the servers, or MASTER_ADDR and MASTER_PORT",
             lambda: ps.join_late(network()))
@@ -303,5 +307,5 @@ def grace_without_late_workers(world):
     node.close()
 
 
-def test_grace_is_for_late_workers(shared):
+def test_grace_without_late_workers_is_refused(shared):
     shared(2).run(grace_without_late_workers)

@@ -1,5 +1,5 @@
-"""torch_tutti.ps with optimizers that look at whole tensors: refused where slices have pieces of parameters, equal to
-one process where they have whole ones."""
+"""Tests of torch_tutti.ps with optimizers that look at whole tensors: they are refused if slices have pieces of
+parameters, and train as one process does if slices have whole ones."""
 from functools import partial
 
 import pytest
@@ -12,7 +12,8 @@ from zero_training import refused
 from torch_tutti import ps
 from torch_tutti.ps._slices import cut
 
-SMALL = 1000                            # bytes: less than some parameters of network()
+# Bytes of a slice: less than some parameters of network() have.
+SMALL = 1000
 
 
 def run_refusals(world):
@@ -28,7 +29,7 @@ def run_refusals(world):
     refused(ValueError, "ps: SparseAdam needs sparse gradients", join(torch.optim.SparseAdam))
 
 
-def test_what_is_refused(shared):
+def test_optimizers_of_whole_tensors_are_refused(shared):
     shared(3).run(run_refusals)
 
 

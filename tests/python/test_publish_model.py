@@ -1,11 +1,11 @@
-"""Publishing without a fence (backend/host/wait.h), every interleaving of it under total store order: a publisher,
-whose store of the counter may wait in a buffer while it already looks at the word of waiters, and two sleepers.
-If nothing can move any more and somebody is asleep, a wake-up was lost. Each part of the protocol without which
-that happens is left out once."""
+"""A model of publishing without a fence (backend/host/wait.h). It tries every interleaving, under total store order, of
+a publisher and two sleepers. The publisher's store of the counter may wait in a buffer while the publisher already
+reads the word of waiters. If no step is left and a sleeper is asleep, a wake-up was lost. Tests leave out each part of
+the protocol once, and a wake-up must then be lost."""
 
 import pytest
 
-BARE = 4
+UNFENCED = 4
 NAMES = ("publisher", "buffer", "counter", "waiters", "sleepers")
 
 
@@ -16,24 +16,25 @@ def publisher_steps(state, values, broken):
         return {"publisher": (at, value), **changed}
 
     if at == "begin" and value <= values:
-        yield then("store" if waiters == BARE else "exchange")
+        yield then("store" if waiters == UNFENCED else "exchange")
     elif at == "store":
         yield then("look again", buffer=value)
     elif at == "look again":
-        enough = waiters == BARE or (broken == "no second look" and waiters % BARE == 0)
+        enough = waiters == UNFENCED or (broken == "no second look" and waiters % UNFENCED == 0)
         yield then("begin", value + 1) if enough else then("exchange")
     elif at == "exchange" and not buffer:
         yield then("look", counter=value)
-    elif at == "look" and waiters % BARE:
+    elif at == "look" and waiters % UNFENCED:
         woken = tuple(("leave", *rest) if place == "asleep" else (place, *rest) for place, *rest in sleepers)
         yield then("begin", value + 1, sleepers=woken)
     elif at == "look":
         yield then("begin", value + 1)
-        yield then("set")                                  # it has been quiet for long enough
+        # If no waiter has come for long enough, the publisher sets the bit.
+        yield then("set")
     elif at == "set":
-        yield then("take back", waiters=waiters | BARE) if waiters else then("begin", value + 1, waiters=BARE)
+        yield then("take back", waiters=waiters | UNFENCED) if waiters else then("begin", value + 1, waiters=UNFENCED)
     elif at == "take back":
-        yield then("begin", value + 1, waiters=waiters & ~BARE)
+        yield then("begin", value + 1, waiters=waiters & ~UNFENCED)
 
 
 def sleeper_steps(state, values, which, broken):
@@ -47,21 +48,22 @@ def sleeper_steps(state, values, which, broken):
     if place == "awake" and counter != seen:
         yield then("awake", counter)
     elif place == "awake" and seen < values and naps:
-        bare = "clear" if early else "fence"
-        yield then(bare if waiters & BARE else "compare", naps=naps - 1, waiters=waiters + 1)
+        after = "clear" if early else "fence"
+        yield then(after if waiters & UNFENCED else "compare", naps=naps - 1, waiters=waiters + 1)
     elif place == "fence":
         fenced = {} if broken == "no fence" else {"buffer": 0, "counter": buffer or counter}
         yield then("compare" if early else "clear", **fenced)
     elif place == "clear":
-        yield then("fence" if early else "compare", waiters=waiters & ~BARE)
-    elif place == "compare":                               # by the kernel
+        yield then("fence" if early else "compare", waiters=waiters & ~UNFENCED)
+    # The kernel compares.
+    elif place == "compare":
         yield then("asleep" if counter == seen else "leave")
     elif place == "leave":
         yield then("awake", waiters=waiters - 1)
 
 
 def explore(values, naps, broken=None):
-    """How many states there are, and whether in one of them a sleeper is asleep for good."""
+    """Returns the number of states, and whether a sleeper is never woken in one of them."""
     todo = [(("begin", 1), 0, 0, 0, (("awake", 0, naps), ("awake", 0, naps)))]
     found, lost = set(todo), False
     while todo:
@@ -85,5 +87,5 @@ def test_no_wake_up_is_lost():
 
 
 @pytest.mark.parametrize("broken", ["no fence", "the bit goes first", "no second look"])
-def test_all_of_it_is_needed(broken):
+def test_every_part_of_the_protocol_is_needed(broken):
     assert explore(4, 2, broken)[1]

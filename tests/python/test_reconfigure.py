@@ -1,5 +1,5 @@
-"""Other members for the default group: without a rank, with ranks that come later, and after errors. The first cases
-are those of torch's own test of this contract (test_c10d_fault_tolerance, torch 2.14)."""
+"""Tests of changes of the default group's members: without a rank, with ranks that join later, and after errors. The
+first cases are those of torch's own test of this contract (test_c10d_fault_tolerance, torch 2.14)."""
 import os
 import re
 import signal

@@ -1,4 +1,5 @@
-"""The settings of the flight recorder: off unless asked for, wrong numbers, and the file that torch would write."""
+"""Tests of the settings of the flight recorder: it is off by default, wrong numbers are refused, and its file is where
+torch would write it."""
 import pytest
 import torch.distributed as dist
 
@@ -12,7 +13,7 @@ def is_off(world):
     assert _recorder.recorded(9)["entries"] == []
 
 
-def test_it_is_off_unless_asked_for(shared):
+def test_recorder_is_off_by_default(shared):
     shared(2).run(is_off)
 
 
@@ -22,7 +23,7 @@ def badly_set(world):
 
 
 @pytest.mark.parametrize("number", ["many", "-5"])
-def test_wrong_number(fresh, number):
+def test_wrong_number_is_refused(fresh, number):
     fresh(1, join=False, environment={"TORCH_NCCL_TRACE_BUFFER_SIZE": number}).run(badly_set)
 
 

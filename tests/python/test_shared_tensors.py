@@ -1,5 +1,5 @@
-"""Tensors in shared memory: they behave as any tensor does, and collectives give the same results with them, whichever
-ranks have them."""
+"""Tests of tensors in shared memory: they behave as any tensor does, and collectives give the same results with them,
+whichever ranks have them."""
 import copy
 import os
 import threading
@@ -13,7 +13,8 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from training import batch, flat, loss_of, network, stochastic_descent
 
-COUNT = 300_007                                             # several tiles, the last one short
+# Elements: several tiles, of which the last one is short.
+COUNT = 300_007
 
 
 # ---- tensors ----
@@ -28,10 +29,11 @@ def test_empty_is_like_torch_s():
     x.resize_(200_000)
     assert is_shared(x) and x[:1000].eq(7).all()
     assert tutti.empty(3, requires_grad=True).requires_grad
-    assert tutti.empty(torch.tensor(3)).shape == (3,)       # whatever can be an index, as torch.empty has it
+    # A size may be whatever can be an index, as in torch.empty.
+    assert tutti.empty(torch.tensor(3)).shape == (3,)
 
 
-def test_block():
+def test_block_makes_shared_tensors_on_its_thread():
     before = torch.ones(5000)
     with tutti.shared_tensors():
         with tutti.shared_tensors():
@@ -52,7 +54,8 @@ def test_a_block_that_is_left_on_another_thread_is_over():
     def other():
         with tutti.shared_tensors():
             first.__exit__(None, None, None)
-            found.append(torch.zeros(5000))                 # its own goes on
+            # The block of this thread goes on.
+            found.append(torch.zeros(5000))
         second.__exit__(None, None, None)
 
     found, first, second = [], tutti.shared_tensors(), tutti.shared_tensors()
@@ -63,7 +66,7 @@ def test_a_block_that_is_left_on_another_thread_is_over():
     assert is_shared(found[0]) and not is_shared(torch.zeros(5000))
 
 
-def test_a_block_that_threads_share():
+def test_threads_may_share_a_block_of_shared_tensors():
     def other():
         with block:
             found.append(torch.zeros(5000))
@@ -82,8 +85,8 @@ def test_a_block_that_threads_share():
     assert [is_shared(one) for one in found] == [True, False, True]
 
 
-def test_what_libraries_allocate_behind_torch_s_back():
-    """oneDNN takes its own room from torch's allocator, inside a block and later, and gives it back without a word."""
+def test_libraries_may_allocate_in_a_block():
+    """oneDNN takes temporary memory from torch's allocator, inside a block and later, and frees it by itself."""
     a, b = torch.randn(64, 64).bfloat16(), torch.randn(64, 64).bfloat16()
     expected = a @ b
     for _ in range(3):
@@ -108,7 +111,7 @@ class Overwriting(torch.utils.data.TensorDataset):
 
 
 def test_forked_workers_have_their_own_copy():
-    """DataLoader forks: its workers see what is there, and what they write stays theirs."""
+    """A DataLoader forks workers. They see the tensors, and the parent does not see what they write."""
     with tutti.shared_tensors():
         dataset = Overwriting(torch.arange(1000.0))
     for _ in range(2):
@@ -117,14 +120,14 @@ def test_forked_workers_have_their_own_copy():
     assert dataset.tensors[0].equal(torch.arange(1000.0)) and is_shared(dataset.tensors[0])
 
 
-def test_share_buckets_takes_nothing_else():
+def test_share_buckets_refuses_other_modules():
     with pytest.raises(TypeError, match="takes a DistributedDataParallel, not Linear"):
         tutti.share_buckets(torch.nn.Linear(1, 1))
 
 
-# ---- what is left behind ----
+# ---- freed memory ----
 def held():
-    """Open files, and bytes that are mapped from memory without a name: the arena, what peers have shown, segments."""
+    """Returns the number of open files, and of bytes mapped from memfds: the arena, blocks of peers, segments."""
     mapped = 0
     with open("/proc/self/maps", encoding="ascii") as file:
         for line in file:
@@ -134,7 +137,8 @@ def held():
 
 
 def allocate_and_free(world):
-    """Tensors of all sizes, some reduced at once, some in the background and dropped by the program before that."""
+    """Allocates tensors of all sizes. Some are reduced at once, some in the background after the program has dropped
+    them."""
     generator = torch.Generator().manual_seed(3)
     middle = None
     for cycle in range(2000):
@@ -153,7 +157,7 @@ def allocate_and_free(world):
 
 
 def resident():
-    """Bytes in memory of what held() counts as mapped."""
+    """Returns how many of the bytes that held() counts as mapped are in memory."""
     total, counts = 0, False
     with open("/proc/self/smaps", encoding="ascii") as file:
         for line in file:
@@ -174,9 +178,10 @@ def free_a_large_tensor(world):
 
 
 @pytest.mark.one_host("tensors of other hosts are not mapped")
-def test_a_large_tensor_is_given_back_by_its_owner_and_by_its_peers(shared):
+def test_large_tensor_is_freed_by_its_owner_and_by_its_peers(shared):
     for given_back in shared(2).run(free_a_large_tensor):
-        assert given_back > 1 << 27                         # this rank's, and what it has read of the other's
+        # The tensor of this rank, and what it has read of the other's.
+        assert given_back > 1 << 27
 
 
 def test_thousands_of_tensors_leave_nothing(shared):
@@ -227,7 +232,8 @@ def test_results_do_not_depend_on_where_tensors_live(shared, size):
 
 # ---- DistributedDataParallel ----
 def bucket_of(model):
-    return next(model.parameters()).grad                    # a view of its bucket
+    # The gradient is a view of its bucket.
+    return next(model.parameters()).grad
 
 
 def train_shared(world):
@@ -283,5 +289,5 @@ def shard_in_memory_of_the_group(world):
     assert is_shared(weight.grad.to_local())
 
 
-def test_fully_shard_reduces_in_shared_memory_when_told_to(shared):
+def test_fully_shard_reduces_in_shared_memory_on_request(shared):
     shared(2).run(shard_in_memory_of_the_group)

@@ -16,7 +16,8 @@ def check_sums(world):
     cases = [((7,), 0, 4), ((3, 5), 0, 6), ((3, 5), 1, 2), ((4, 2, 3), 2, 3), ((6, 2), 0, 0)]
     for seed, (shape, dense_dims, count) in enumerate(cases):
         for dtype in (torch.float32, torch.float64, torch.int64):
-            for uneven in (0, world.rank):                  # as many elements everywhere, or not
+            # Ranks have the same number of elements, or different numbers.
+            for uneven in (0, world.rank):
                 ours = sparse(world.rank, seed, shape, dense_dims, count + uneven, dtype)
                 judged = ours.clone()
                 dist.all_reduce(ours)
@@ -28,7 +29,7 @@ def check_sums(world):
 
 
 @pytest.mark.parametrize("size", [2, 3])
-def test_sums_as_gloo(shared, size):
+def test_sums_are_those_of_gloo(shared, size):
     shared(size).run(check_sums)
 
 
@@ -39,9 +40,10 @@ def check_refused(world):
     with pytest.raises(dist.DistBackendError, match=r"this rank's sparse tensor has sizes \[4, .\], rank .'s differ"):
         dist.all_reduce(sparse(world.rank, 1, shape))
     x = torch.ones(2)
-    dist.all_reduce(x)                                      # the group is as good as before
+    # The group still works.
+    dist.all_reduce(x)
     assert x[0] == world.size
 
 
-def test_what_cannot_be_summed_is_refused(shared):
+def test_other_reductions_and_shapes_are_refused(shared):
     shared(2).run(check_refused)

@@ -12,13 +12,13 @@ import torch_tutti
 from torch_tutti._extension import load
 
 FOLDER = Path(torch_tutti.__file__).parent
-# What every class bound by pybind11 has, and what every class has anyway.
+# Attributes that every class bound by pybind11 has.
 COMMON = {"__doc__", "__module__", "_pybind11_conduit_v1_", "__repr__"}
 extension = load()
 
 
 def read_stub():
-    """Its classes and functions, by name."""
+    """Returns the classes and functions of the stub, by name."""
     tree = ast.parse((FOLDER / "_C.pyi").read_text(encoding="utf-8"))
     return {node.name: node for node in tree.body if isinstance(node, (ast.ClassDef, ast.FunctionDef))}
 
@@ -34,7 +34,8 @@ def members(node):
 
 
 def parameters(function):
-    """Names, defaults where they are written out, and where those begin that must be named."""
+    """Returns two lists of (name, default or None): of parameters that may be positional, and of those that must be
+    named."""
     given = function.args
     positional = [*given.posonlyargs, *given.args]
     defaults = [None] * (len(positional) - len(given.defaults)) + [ast.unparse(d) for d in given.defaults]
@@ -62,12 +63,12 @@ def test_stub_has_what_is_bound():
 
 
 @pytest.mark.parametrize("name", [n for n, node in STUB.items() if isinstance(node, ast.FunctionDef)])
-def test_function(name):
+def test_signature_in_the_stub_is_that_of_the_function(name):
     agree(STUB[name], getattr(extension, name))
 
 
 @pytest.mark.parametrize("name", [n for n, node in STUB.items() if isinstance(node, ast.ClassDef)])
-def test_class(name):
+def test_members_in_the_stub_are_those_of_the_class(name):
     node, bound = STUB[name], getattr(extension, name)
     assert set(members(node)) == set(vars(bound)) - COMMON
     assert [ast.unparse(base).split(".")[-2:] for base in node.bases] == [
@@ -79,7 +80,7 @@ def test_class(name):
 
 
 def public():
-    """Names a type checker sees in the package."""
+    """Returns {name: module} of the names that a type checker sees in the package."""
     tree = ast.parse((FOLDER / "__init__.py").read_text(encoding="utf-8"))
     checked = next(node for node in tree.body if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING")
     return {alias.name: node.module for node in checked.body for alias in node.names}
@@ -93,7 +94,7 @@ def test_every_public_name_is_declared_where_it_lives():
 
 
 @pytest.mark.parametrize("name", sorted(public()))
-def test_public_name_has_types_and_says_what_it_is(name):
+def test_public_name_has_types_and_a_docstring(name):
     value = getattr(torch_tutti, name)
     assert value.__doc__ and len(value.__doc__) > 20
     if inspect.isfunction(value):
@@ -103,7 +104,7 @@ def test_public_name_has_types_and_says_what_it_is(name):
 
 
 def test_types_are_installed():
-    """The marker and the stub go with the package."""
+    """The marker and the stub are installed with the package."""
     setup = (FOLDER.parents[1] / "setup.py")
     if not setup.exists():
         pytest.skip("not a checkout: the package is installed elsewhere")

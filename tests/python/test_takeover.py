@@ -1,5 +1,5 @@
-"""Programs that ask for another backend run on tutti while a take-over lasts: by every way of asking, for as long as it
-lasts, with the names they asked for, and in the processes they start."""
+"""Tests of take-overs: while one lasts, programs that ask for another backend run on tutti, in whichever way they ask,
+under the names that they asked for, and in the processes that they start."""
 import functools
 import io
 import os
@@ -59,7 +59,7 @@ class Group:
 
 
 def runs_on_tutti(group=None):
-    """It does, and it adds up."""
+    """Returns whether the group runs on tutti, and its sums are right."""
     group = group or dist.group.WORLD
     total = torch.full((3,), dist.get_rank(group) + 1.0)
     dist.all_reduce(total, group=group)
@@ -81,7 +81,7 @@ def runs_on_tutti(group=None):
     ("undefined", ("nccl",), "undefined"),
     ("cpu:gloo:1", ("nccl",), "cpu:gloo:1"),
 ])
-def test_what_torch_is_asked_for(asked, names, given):
+def test_names_are_translated(asked, names, given):
     assert _takeover.translate(asked, frozenset(names), default="gloo") == given
 
 
@@ -92,7 +92,7 @@ def test_what_torch_is_asked_for(asked, names, given):
     ((), ValueError, r'as in take_over\("nccl", "gloo"\)'),
     ((None,), TypeError, "names of backends as str, not NoneType"),
 ])
-def test_names_that_cannot_be_taken_over(names, error, text):
+def test_names_that_cannot_be_taken_over_are_refused(names, error, text):
     with pytest.raises(error, match=text):
         torch_tutti.take_over(*names)
     assert not _takeover._active
@@ -100,9 +100,9 @@ def test_names_that_cannot_be_taken_over(names, error, text):
 
 # ---- every way of asking ----
 def ask(world, arguments, names):
-    said = io.StringIO()
-    with torch_tutti.take_over(*names), redirect_stderr(said), Group(world, *arguments):
-        return dist.get_backend(), dist.get_backend_config(), runs_on_tutti(), said.getvalue().splitlines()
+    shown = io.StringIO()
+    with torch_tutti.take_over(*names), redirect_stderr(shown), Group(world, *arguments):
+        return dist.get_backend(), dist.get_backend_config(), runs_on_tutti(), shown.getvalue().splitlines()
 
 
 WAYS = {"a name": (["nccl"], "nccl"), "a name in capitals": (["NCCL"], "nccl"), "another name": (["gloo"], "gloo"),
@@ -111,12 +111,12 @@ WAYS = {"a name": (["nccl"], "nccl"), "a name in capitals": (["NCCL"], "nccl"), 
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_default_group(two, way):
-    """It runs on tutti and keeps the name that was asked for; each rank says so in one line."""
+def test_default_group_runs_on_tutti_under_its_name(two, way):
+    """The group runs on tutti and keeps the name that was asked for. Each rank announces that in one line."""
     arguments, name = WAYS[way]
-    for rank, (backend, config, right, said) in enumerate(two.run(ask, arguments, BOTH)):
+    for rank, (backend, config, right, shown) in enumerate(two.run(ask, arguments, BOTH)):
         assert (backend, config, right) == (name, "cpu:tutti,cuda:tutti", True)
-        assert len(said) == 1 and f'rank {rank} asked for backend "{name}" and gets "tutti"' in said[0]
+        assert len(shown) == 1 and f'rank {rank} asked for backend "{name}" and gets "tutti"' in shown[0]
         two.run(forget)
 
 
@@ -125,22 +125,22 @@ def forget(_):
     _takeover._announced = (0, frozenset())
 
 
-def say_one_line(world):
-    said = io.StringIO()
-    with torch_tutti.take_over("nccl"), redirect_stderr(said), Group(world, "nccl"):
+def announce_once(world):
+    shown = io.StringIO()
+    with torch_tutti.take_over("nccl"), redirect_stderr(shown), Group(world, "nccl"):
         dist.new_group(backend="nccl")
     quiet = io.StringIO()
     os.environ["TUTTI_LOG"] = "error"
     forget(world)
     with torch_tutti.take_over("nccl"), redirect_stderr(quiet), Group(world, "nccl"):
         del os.environ["TUTTI_LOG"]
-    return said.getvalue(), quiet.getvalue()
+    return shown.getvalue(), quiet.getvalue()
 
 
-def test_it_is_said_once_and_not_to_who_wants_errors_only(two):
+def test_take_over_is_announced_once_and_not_at_level_error(two):
     two.run(forget)
-    for said, quiet in two.run(say_one_line):
-        assert said.count("\n") == 1 and "nccl is taken over (torch_tutti.take_over, tutti run" in said
+    for shown, quiet in two.run(announce_once):
+        assert shown.count("\n") == 1 and "nccl is taken over (torch_tutti.take_over, tutti run" in shown
         assert quiet == ""
 
 
@@ -149,7 +149,7 @@ def use_functions_bound_early(world):
         return runs_on_tutti()
 
 
-def test_functions_that_were_imported_earlier(two):
+def test_functions_imported_earlier_are_taken_over(two):
     assert two.run(use_functions_bound_early) == [True, True]
 
 
@@ -165,7 +165,7 @@ def make_groups(world):
         return names, [runs_on_tutti(g) for g in members if g.size() == 2]
 
 
-def test_groups_and_meshes(two):
+def test_groups_and_meshes_run_on_tutti(two):
     everywhere = "cpu:tutti,cuda:tutti"
     first, second = two.run(make_groups)
     named = [("nccl", everywhere), ("gloo", everywhere), ("cpu:gloo", "cpu:tutti"), ("gloo", everywhere),
@@ -186,15 +186,15 @@ def test_other_names_stay_what_they_are(two):
 
 
 def give_options(world):
-    said = io.StringIO()
+    shown = io.StringIO()
     options = dist.ProcessGroupGloo._Options()
-    with torch_tutti.take_over("gloo"), redirect_stderr(said), Group(world, "gloo", pg_options=options):
-        return runs_on_tutti(), said.getvalue()
+    with torch_tutti.take_over("gloo"), redirect_stderr(shown), Group(world, "gloo", pg_options=options):
+        return runs_on_tutti(), shown.getvalue()
 
 
 def test_options_of_the_other_backend_are_ignored(two):
-    for right, said in two.run(give_options):
-        assert right and "pg_options of ProcessGroupGloo._Options have no meaning for tutti and are ignored" in said
+    for right, shown in two.run(give_options):
+        assert right and "pg_options of ProcessGroupGloo._Options have no meaning for tutti and are ignored" in shown
 
 
 def ask_what_is_available(world):
@@ -207,11 +207,11 @@ def ask_what_is_available(world):
     return during, answers() == (dist.distributed_c10d.is_nccl_available(),) * 2 + (dist.is_ucc_available(),)
 
 
-def test_what_is_taken_over_is_available(two):
+def test_taken_over_backends_are_available(two):
     assert two.run(ask_what_is_available) == [((True, True, True), True)] * 2
 
 
-# ---- as long as it lasts ----
+# ---- the end of a take-over ----
 def undo(world):
     before = vars(dist.distributed_c10d)[_takeover.HELPER], dist.is_gloo_available
     outer = torch_tutti.take_over("nccl")
@@ -228,8 +228,8 @@ def undo(world):
         return names, restored, runs_on_tutti(), runs_on_tutti(later), repr(inner)
 
 
-def test_undo(two):
-    """In any order; groups that were made go on, later ones are what they are called."""
+def test_take_overs_end_in_any_order(two):
+    """Existing groups stay on tutti. Later ones run on the backend of their name."""
     names = ["gloo,nccl", "gloo,nccl", None]
     assert two.run(undo) == [(names, True, True, False, "TakeOver('gloo', 'nccl', undone)")] * 2
 
@@ -252,12 +252,12 @@ def make_groups_afterwards(world):
 
 
 def test_groups_of_the_default_name_are_tuttis_afterwards(two):
-    """The name is what was asked for while somebody takes it over, and then what runs."""
+    """get_backend returns the name that was asked for while a take-over of it lasts, and "tutti" afterwards."""
     assert two.run(make_groups_afterwards) == [(["nccl", "nccl", "tutti"], True, True, True, "tutti")] * 2
 
 
 def undo_below_another(world):
-    """Somebody else has put a function before ours."""
+    """Another library has wrapped tutti's function."""
     c10d = dist.distributed_c10d
     torchs = vars(c10d)[_takeover.HELPER]
     taken = torch_tutti.take_over("gloo")
@@ -279,13 +279,13 @@ def undo_below_another(world):
         setattr(c10d, _takeover.HELPER, torchs)
 
 
-def test_undo_leaves_what_others_have_put_before_it(two):
+def test_undo_leaves_the_wrapper_of_another_library(two):
     assert two.run(undo_below_another) == [(True, "cpu:gloo,cuda:gloo", True)] * 2
 
 
 # ---- calls that torch reserves by name ----
 def monitor(world, name, names):
-    """First all ranks come, then rank 1 does not."""
+    """All ranks come to the first barrier. Rank 1 does not come to the second."""
     with torch_tutti.take_over(*names) if names else io.StringIO(), Group(world, name):
         barrier = torch_tutti.monitored_barrier if name == "tutti" else dist.monitored_barrier
         barrier(timeout=timedelta(seconds=15), wait_all_ranks=True)
@@ -299,7 +299,7 @@ def monitor(world, name, names):
 
 
 @pytest.mark.parametrize("name, names", [("gloo", ["gloo"]), ("tutti", [])])
-def test_monitored_barrier(two, name, names):
+def test_monitored_barrier_names_the_missing_rank(two, name, names):
     text, _ = two.run(monitor, name, names)
     assert "Rank 1 failed to pass monitoredBarrier" in text
 
@@ -310,7 +310,7 @@ def refuse_monitored_barrier(world):
     return str(refused.value)
 
 
-def test_monitored_barrier_of_another_backend(two):
+def test_monitored_barrier_of_another_backend_is_refused(two):
     for text in two.run(refuse_monitored_barrier):
         assert "this one runs on cpu:gloo,cuda:gloo: call torch.distributed.monitored_barrier" in text
 
@@ -345,22 +345,24 @@ def set_timeout(world, name):
 
 
 @pytest.mark.parametrize("name", ["tutti", "cpu:gloo,cuda:tutti"])
-def test_set_pg_timeout(two, name):
+def test_set_pg_timeout_reaches_tutti(two, name):
     text, _ = two.run(set_timeout, name)
     assert text and "200 ms" in text
 
 
 def give_back(world):
-    """Our functions in the place of torch's go on request, and come back with the next group. Returns their number, and
+    """Restores torch's functions in the place of tutti's; the next group puts tutti's back. Returns their number, and
     for each whether it differs, is torch's own, and is the same in both modules."""
     from torch_tutti import _compatibility
     c10d = dist.distributed_c10d
     with Group(world, "tutti"):
-        known = [name for name in _compatibility.KNOWN if name in vars(c10d)]     # set_timeout came with torch 2.14
+        # set_timeout came with torch 2.14.
+        known = [name for name in _compatibility.KNOWN if name in vars(c10d)]
         ours = {name: (vars(c10d)[name], getattr(dist, name, None)) for name in known}
         _compatibility.undo()
         torchs = {name: (vars(c10d)[name], getattr(dist, name, None)) for name in known}
-        if hasattr(dist, "set_timeout"):                # torch 2.14 asks for no name
+        # From torch 2.14 on, the barrier does not check the backend's name.
+        if hasattr(dist, "set_timeout"):
             dist.monitored_barrier()
         else:
             with pytest.raises(ValueError, match="only implemented for GLOO"):
@@ -407,21 +409,21 @@ def test_torchrun_starts_tutti_run():
                                  **QUIET))
 
 
-def test_program_that_spawns_its_ranks():
+def test_spawned_ranks_are_taken_over():
     printed = succeeded(run_interpreter(PROGRAM, "--spawn", **{**QUIET, _takeover.VARIABLE: "nccl"}))
     assert sorted(printed.splitlines()) == ["rank 0 has 2.0 on nccl", "rank 1 has 2.0 on nccl"]
 
 
 def test_program_needs_the_take_over():
-    """So the tests above show something."""
+    """Without a take-over the program fails, so the tests above prove that tutti runs it."""
     if dist.distributed_c10d.is_nccl_available():
         pytest.skip("this torch has NCCL, so the program may run without tutti")
     done = run_ranks(1, PROGRAM, **QUIET)
     assert done.exitcodes != [0] and "doesn't have NCCL built in" in done.stderr
 
 
-def test_unknown_name_in_the_environment():
-    """Not at `import torch`, which must not fail, but where the first group is asked for."""
+def test_unknown_name_in_the_environment_is_an_error():
+    """The error comes with the first group, and not at `import torch`, which must not fail."""
     code = """
 import torch, torch.distributed as dist
 print("imported", flush=True)
@@ -433,7 +435,7 @@ dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
 
 
 @pytest.mark.one_host("a job of one rank")
-def test_program_without_standard_error():
+def test_take_over_works_without_standard_error():
     code = """
 import sys, torch.distributed as dist
 sys.stderr = None
@@ -443,7 +445,7 @@ print(dist.get_backend_config())
     assert "tutti" in succeeded(run_interpreter("-c", code, **{**QUIET, _takeover.VARIABLE: "gloo"}))
 
 
-def test_torch_that_makes_groups_in_another_way():
+def test_torch_without_the_expected_function_is_reported():
     code = """
 import torch, torch.distributed as dist
 from torch_tutti import _takeover, cli
@@ -478,13 +480,13 @@ dist.monitored_barrier()
     (["--backends", "ncll", "train.py"], 'cannot take over "ncll"'),
     (["--backends", "", "train.py"], "take_over needs names"),
 ])
-def test_tutti_run_refuses(capsys, arguments, text):
+def test_tutti_run_refuses_wrong_arguments(capsys, arguments, text):
     assert cli.main(["run", *arguments]) == 1
     assert text in capsys.readouterr().err
 
 
-def test_tutti_run_passes_on_what_is_the_programs(tmp_path):
-    """Options, also those with our names, and the exit status."""
+def test_tutti_run_passes_on_options_and_exit_status(tmp_path):
+    """Options of the program may have the names of options of `tutti run`."""
     script = tmp_path / "script.py"
     script.write_text("import os, sys; print(sys.argv[1:], os.environ['TUTTI_TAKE_OVER']); sys.exit(7)")
     done = start(*TUTTI_RUN, "--backends=gloo", script, "--backends", "-m", "x", check=False)
@@ -494,7 +496,7 @@ def test_tutti_run_passes_on_what_is_the_programs(tmp_path):
                                            text=True).stdout
 
 
-def test_tutti_run_where_torch_would_not_load_it(capsys, monkeypatch):
+def test_tutti_run_without_autoload_is_refused(capsys, monkeypatch):
     monkeypatch.setenv("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")
     assert cli.main(["run", "train.py"]) == 1
     assert "TORCH_DEVICE_BACKEND_AUTOLOAD is set, so torch would not load tutti" in capsys.readouterr().err

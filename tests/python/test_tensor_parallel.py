@@ -1,4 +1,5 @@
-"""DTensor and the tensor-parallel plans on it. The judge is the whole tensor, or the same model in one process.
+"""Tests of DTensor and of the tensor-parallel plans on it. Results are compared with the whole tensor, or with the same
+model in one process.
 
 Not here: random DTensors, which torch refuses on a mesh of CPUs (tensor/_api.py:1265 in 2.13), whatever the backend.
 """
@@ -16,7 +17,7 @@ REDUCTIONS = {"sum": torch.sum, "avg": torch.mean, "max": torch.amax, "min": tor
 
 
 def mesh_of(world, *shape):
-    """A mesh, made once for the life of the ranks."""
+    """Returns the first mesh of this shape that the ranks have made."""
     names = {1: ("model",), 2: ("data", "model")}[len(shape)]
     return world.kept.setdefault(("mesh", shape), init_device_mesh("cpu", shape, mesh_dim_names=names))
 
@@ -38,7 +39,7 @@ def local_part(whole, mesh, placements):
 
 
 def redistributed(world, shape, sizes):
-    """From every combination of placements to every other."""
+    """Redistributes a tensor from every combination of placements to every other."""
     mesh, whole = mesh_of(world, *shape), whole_tensor(*sizes)
     ways = list(itertools.product([Replicate(), Shard(0), Shard(1)], repeat=len(shape)))
     for before, after in itertools.product(ways, ways):
@@ -56,7 +57,7 @@ def test_redistribution_between_all_placements(shared, size, shape, sizes):
 
 
 def reduced(world):
-    """Partial results of every kind become whole, or divided, values."""
+    """Redistributes partial results of every reduction to whole and to divided tensors."""
     mesh = mesh_of(world, world.size)
     everyone = torch.stack([torch.randn(7, 4, generator=torch.Generator().manual_seed(r)) for r in range(world.size)])
     for name, reduce in REDUCTIONS.items():
@@ -68,12 +69,13 @@ def reduced(world):
 
 
 @pytest.mark.parametrize("size", [2, 3])
-def test_partial_results_of_every_reduction(shared, size):
+def test_partial_results_of_every_reduction_are_reduced(shared, size):
     shared(size).run(reduced)
 
 
 def operations(world):
-    """Products, sums, a softmax and a norm of divided tensors, with their gradients."""
+    """Compares products, sums, a softmax and a norm of divided tensors, and their gradients, with those of whole
+    tensors."""
     mesh = mesh_of(world, world.size)
     torch.manual_seed(2)
     a, b = torch.randn(6, 9), torch.randn(9, 6)
@@ -94,13 +96,13 @@ def operations(world):
             torch.testing.assert_close(ours.grad.full_tensor(), whole.grad, msg=lambda t: f"{before}: {t}")
 
 
-def test_operations_on_divided_tensors(shared):
+def test_operations_on_divided_tensors_equal_those_on_whole_ones(shared):
     shared(3).run(operations)
 
 
 # ---- plans ----
 def check_parameters(ours, judge, what):
-    """`what`: of a parameter, the value or the gradient."""
+    """Checks what(parameter), its value or its gradient, for all parameters."""
     for (name, parameter), whole in zip(ours.named_parameters(), judge.parameters()):
         mine = what(parameter)
         mine = mine.full_tensor() if isinstance(mine, DTensor) else mine
@@ -133,7 +135,7 @@ def two_layers(world):
 
 
 @pytest.mark.parametrize("size", [2, 3, 4])
-def test_columns_then_rows(shared, size):
+def test_columns_then_rows_equal_the_whole_layers(shared, size):
     shared(size).run(two_layers)
 
 
@@ -191,5 +193,5 @@ def two_dimensional(world):
     check_parameters(ours, judge, value)
 
 
-def test_tensor_parallel_under_fsdp(shared):
+def test_tensor_parallel_under_fsdp_trains_as_one_process(shared):
     shared(4).run(two_dimensional)

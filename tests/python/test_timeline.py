@@ -11,7 +11,8 @@ from torch_tutti._timeline import ASKED, GATHERED, READY, SETTLED, STEPPED, SUMM
 
 UNITS = ["model", "blocks.0"]
 REPORT = {"parameter_bytes": 3e6, "gradient_bytes": 2e6, "state_bytes": 1e6}
-# two steps of two units: the first has no beginning; in the second 3 + 0.05 ms for parameters, 1 + 4 - 2 for gradients
+# Two steps of two units. The first has no beginning. The second waits 3 + 0.05 ms for parameters, and 1 + 4 - 2 ms for
+# gradients.
 EVENTS = [Event(STEPPED, -1, 0, 10, 0),
           Event(USED, 0, 11, 14, 0), Event(USED, 1, 16, 16.05, 0), Event(READY, 1, 20, 20, 0),
           Event(SUMMED, 1, 20, 26, 400), Event(ASKED, 0, 21, 22, 0), Event(READY, 0, 24, 24, 0),
@@ -24,14 +25,15 @@ def write(path, ranks, missed=0):
     return str(path)
 
 
-def test_what_a_step_is_made_of():
+def test_step_is_divided_into_waits():
     step, = _timeline.steps_of(EVENTS)
     assert step == (19, pytest.approx(3.05), pytest.approx(3), pytest.approx(2), 1, 400, 100)
     ahead = [*EVENTS, Event(STEPPED, -1, 29, 29, 0), Event(UPDATED, 1, 30, 35, 0), Event(STEPPED, -1, 39, 40, 0)]
-    assert _timeline.steps_of(ahead)[2][2:4] == (1, 5)          # updates beside the program are none of its waits
+    # Updates that run beside the program are not counted as its waits.
+    assert _timeline.steps_of(ahead)[2][2:4] == (1, 5)
 
 
-def test_the_program_is_always_doing_something():
+def test_bars_of_the_program_leave_no_gap():
     program = [bar for bar in _timeline.bars_of_rank(EVENTS, UNITS) if bar.row == "program"]
     assert [(bar.name, bar.began, bar.ended) for bar in program] == [
         ("step", 0, 10), ("other", 10, 11), ("wait for model", 11, 14), ("forward model", 14, 16),
@@ -40,17 +42,17 @@ def test_the_program_is_always_doing_something():
         ("step", 25, 29)]
 
 
-def test_the_table(tmp_path, capsys):
+def test_command_prints_a_table(tmp_path, capsys):
     assert cli.main(["zero", write(tmp_path / "trace.json", [EVENTS, EVENTS])]) == 0
-    said = capsys.readouterr().out.splitlines()
-    assert said[0] == "2 ranks, 2 units, 1 steps; ms and MB, means over the ranks"
-    assert said[4].split() == ["1", "19.00", "12.95", "3.05", "3.00", "31.8%", "2.00", "1", "0.00", "0.00"]
-    assert said[5].split()[1:] == said[4].split()[1:]
-    assert said[7] == "memory of a rank, MB: 3.0 parameters, 2.0 gradients, 1.0 optimizer state"
-    assert len(said) == 8
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "2 ranks, 2 units, 1 steps; ms and MB, means over the ranks"
+    assert lines[4].split() == ["1", "19.00", "12.95", "3.05", "3.00", "31.8%", "2.00", "1", "0.00", "0.00"]
+    assert lines[5].split()[1:] == lines[4].split()[1:]
+    assert lines[7] == "memory of a rank, MB: 3.0 parameters, 2.0 gradients, 1.0 optimizer state"
+    assert len(lines) == 8
 
 
-def test_the_picture(tmp_path, capsys):
+def test_command_draws_a_picture(tmp_path, capsys):
     pytest.importorskip("matplotlib")
     path = tmp_path / "picture.svg"
     assert cli.main(["zero", write(tmp_path / "trace.json", [EVENTS], 3), "--picture", str(path), "--steps", "1"]) == 0
@@ -58,25 +60,25 @@ def test_the_picture(tmp_path, capsys):
     assert "<svg" in path.read_text()
 
 
-@pytest.mark.parametrize("content, said", [
+@pytest.mark.parametrize("content, problem", [
     ("no json", "is not a trace of torch_tutti.zero"), ("[]", "is not a trace of torch_tutti.zero"),
     ('{"tutti": {"version": 2}}', "is of version 2; this command reads version 1"),
 ])
-def test_other_files(tmp_path, capsys, content, said):
+def test_files_that_are_no_traces_are_refused(tmp_path, capsys, content, problem):
     path = tmp_path / "trace.json"
     path.write_text(content)
     assert cli.main(["zero", str(path)]) == 1
-    assert f"{path} {said}" in capsys.readouterr().err
+    assert f"{path} {problem}" in capsys.readouterr().err
 
 
-def test_no_file_and_no_step(tmp_path, capsys):
+def test_missing_file_and_missing_steps_are_errors(tmp_path, capsys):
     assert cli.main(["zero", str(tmp_path / "none.json")]) == 1
     assert "No such file" in capsys.readouterr().err
     assert cli.main(["zero", write(tmp_path / "trace.json", [EVENTS[:3]])]) == 1
     assert "call step() at least twice" in capsys.readouterr().err
 
 
-# ---- of trainings ----
+# ---- traces of training ----
 def trace(world, path, stage, ahead, hosts):
     torch.manual_seed(world.rank)
     model = Network(16)
@@ -91,7 +93,8 @@ def trace(world, path, stage, ahead, hosts):
     with optimizer.trace(path):
         train(3)
         optimizer.wait()
-    train(1)                                            # nobody watches any more
+    # This step is not traced.
+    train(1)
     with pytest.raises(KeyError), optimizer.trace(f"{path}.none"):
         raise KeyError("of the program")
     with pytest.raises(ValueError, match="room for at least one"), optimizer.trace(path, events=0):
@@ -102,7 +105,7 @@ def trace(world, path, stage, ahead, hosts):
 
 @pytest.mark.parametrize("stage, ahead, hosts", [(1, False, None), (2, True, None), (3, True, None),
                                                  (3, False, "sharded")])
-def test_a_training(shared, tmp_path, stage, ahead, hosts):
+def test_trace_has_the_events_of_training(shared, tmp_path, stage, ahead, hosts):
     path = tmp_path / "trace.json"
     shared(2).run(trace, str(path), stage, ahead, hosts)
     assert sorted(file.name for file in tmp_path.iterdir()) == ["trace.json", "trace.json.short"]

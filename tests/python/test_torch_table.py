@@ -1,5 +1,5 @@
-"""docs/torch.md says of each thing torch asks of a backend whether tutti does it, and names the test that shows it:
-every such test exists, and nothing is claimed without one."""
+"""Tests of the table in docs/torch.md, which says of each thing that torch asks of a backend whether tutti does it, and
+names the tests that prove it: these tests exist, and each claim has one."""
 import ast
 import functools
 import re
@@ -13,7 +13,7 @@ ROWS = 76
 
 
 def rows():
-    """Number, what, verdict and reason of each row of the last table."""
+    """Returns number, what, verdict and reason of each row of the last table."""
     section = DOCUMENT.read_text(encoding="utf-8").partition("## What torch asks of a backend")[2]
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in section.splitlines()
             if re.match(r"\| \d+ \|", line)]
@@ -27,12 +27,12 @@ def functions(path):
     return frozenset(node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef))
 
 
-def test_every_row_is_there():
+def test_table_has_every_row():
     assert [int(number) for number, *_ in rows()] == list(range(1, ROWS + 1))
 
 
 @pytest.mark.parametrize("number, what, verdict, reason", rows(), ids=[row[0] for row in rows()])
-def test_row(number, what, verdict, reason):
+def test_row_names_existing_tests_or_a_reason(number, what, verdict, reason):
     assert verdict in ("yes", "GPU", "no"), f"row {number}, {what}: not decided yet"
     if verdict != "yes":
         assert len(reason) > 10, f"row {number} does not say why"

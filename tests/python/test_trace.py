@@ -1,5 +1,5 @@
-"""The command `tutti trace` on files that tests write: its verdicts, what it says of files that are broken or are none,
-and how it finds the rank in a name."""
+"""Tests of `tutti trace` on files that the tests write: its conclusions, its errors for files that are broken or no
+traces, and how it finds the rank in a name."""
 import pickle
 
 import pytest
@@ -32,7 +32,7 @@ def verdict(*traces):
     return _trace.describe(_trace.Traces("trace_", dict(enumerate(traces)))).splitlines()[-1].strip()
 
 
-def test_verdicts():
+def test_conclusion_names_operation_and_ranks():
     open_one = entry(2, state="started")
     assert verdict(trace(entry(1)), trace(entry(1))).endswith("all have completed 1 operation")
     assert verdict(trace(entry(1), open_one), trace(entry(1))) == "=> operation 2 was not called by rank 1"
@@ -46,7 +46,8 @@ def test_verdicts():
     assert verdict(trace(entry(1), open_one), trace(entry(1), entry(2, state="started", sizes=((5,),)))) == (
         "=> operation 2 differs: all_reduce [4] float on rank 0; all_reduce [5] float on rank 1")
     alike = [trace(entry(1, "tutti:all_to_all", "started", ((size,),))) for size in (4, 5)]
-    assert "called identically" in verdict(*alike)            # which may differ in size
+    # Sizes of all_to_all may differ between ranks.
+    assert "called identically" in verdict(*alike)
 
 
 PACKAGES = "/v/lib/python3.11/site-packages"
@@ -98,7 +99,7 @@ class Trap:
     ({"a0": trace()}, ["--as", "gloo"], "--as and --out must be given together"),
     ({"a0": trace()}, ["--as", "gloo", "--out", "{folder}/.."], "has other files, such as "),
 ])
-def test_command_says_what_is_wrong(tmp_path, capsys, monkeypatch, files, arguments, problem):
+def test_command_names_what_is_wrong_with_the_files(tmp_path, capsys, monkeypatch, files, arguments, problem):
     for name in _recorder.SIZE:
         monkeypatch.delenv(name, raising=False)
     folder = tmp_path / "traces"
@@ -107,42 +108,43 @@ def test_command_says_what_is_wrong(tmp_path, capsys, monkeypatch, files, argume
     if files is not None:
         folder.mkdir(exist_ok=True)
     status = cli.main(["trace", str(folder), *(argument.format(folder=folder) for argument in arguments)])
-    said = capsys.readouterr()
-    assert status == 1 and said.out == ""
-    assert problem.format(folder=folder) in said.err and said.err.count("\n") == 1
+    printed = capsys.readouterr()
+    assert status == 1 and printed.out == ""
+    assert problem.format(folder=folder) in printed.err and printed.err.count("\n") == 1
 
 
-def test_command_tells_to_set_a_recorder_that_is_off(tmp_path, capsys, monkeypatch):
+def test_command_names_the_variables_of_a_recorder_that_is_off(tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("TORCH_FR_BUFFER_SIZE", "0")
     assert cli.main(["trace", str(tmp_path)]) == 1
     assert "if TORCH_FR_BUFFER_SIZE=2000 and TORCH_FR_DUMP_TEMP_FILE=" in capsys.readouterr().err
 
 
-def test_command_does_not_tell_to_set_what_is_set(tmp_path, capsys, monkeypatch):
+def test_command_says_where_traces_are_if_the_variables_are_set(tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("TORCH_FR_BUFFER_SIZE", "2000")
     monkeypatch.setenv("TORCH_FR_DUMP_TEMP_FILE", str(tmp_path / "traces" / "trace_"))
     assert cli.main(["trace", str(tmp_path / "traces")]) == 1
     assert "TORCH_FR_BUFFER_SIZE is set here; if it was set for the program, too, no rank" in capsys.readouterr().err
     assert cli.main(["trace", str(tmp_path)]) == 1
-    said = capsys.readouterr().err
-    assert f"With the environment of this command they are written into {tmp_path}/traces: look" in said
+    printed = capsys.readouterr().err
+    assert f"With the environment of this command they are written into {tmp_path}/traces: look" in printed
 
 
-def test_command(tmp_path, capsys):
+def test_command_describes_and_exports_traces(tmp_path, capsys):
     any_source = {**entry(0, "tutti:recv 0<-any", "started"), "is_p2p": True}
     write(tmp_path / "traces", "trace_0", trace(entry(1), any_source))
     write(tmp_path / "traces", "trace_1", trace(entry(1)))
     assert cli.main(["trace", str(tmp_path / "traces")]) == 0
     assert "rank 0 is in a message: recv [4] float from any rank" in capsys.readouterr().out
-    for _ in range(2):                                  # what it wrote itself may be written again
+    # The command may overwrite files that it wrote.
+    for _ in range(2):
         assert cli.main(["trace", str(tmp_path / "traces"), "--as", "nccl", "--out", str(tmp_path / "for torch")]) == 0
-    assert "2 traces are in" in (said := capsys.readouterr().out) and said.endswith("receives: 1\n")
+    assert "2 traces are in" in (printed := capsys.readouterr().out) and printed.endswith("receives: 1\n")
     names = [e["profiling_name"] for e in traces_in(tmp_path / "for torch").of_rank[0]["entries"]]
     assert names == ["nccl:all_reduce"]
 
 
 def parts_of(value, way=()):
-    """Ways to everything in it."""
+    """Yields the path to each part of a value, as a tuple of keys."""
     inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, (list, tuple)) else ()
     for key, part in inner:
         yield (*way, key)
@@ -150,7 +152,7 @@ def parts_of(value, way=()):
 
 
 def changed(value, way, new):
-    """A copy with something else at the end of the way; nothing, where it is `absent`."""
+    """Returns a copy with `new` at the end of the path `way`, or without that part if new is `absent`."""
     if not way:
         return new
     pairs = list(value.items() if isinstance(value, dict) else enumerate(value))
@@ -162,8 +164,8 @@ def changed(value, way, new):
 absent = object()
 
 
-def test_whatever_a_trace_holds_is_read_or_refused(tmp_path):
-    """Each part of a good one is left out, or is something else."""
+def test_any_content_of_a_trace_is_read_or_refused(tmp_path):
+    """Leaves out each part of a good trace once, and replaces it by other values."""
     message = {**entry(0, "tutti:recv 0<-1", "started"), "is_p2p": True}
     late = {**entry(2, "tutti:all_reduce", "started", files=["/a/train.py"]), "failure": "late",
             "failure_class": "TimeoutError", "retired": True}
@@ -199,7 +201,7 @@ def test_names_of_traces_may_have_digits_before_the_rank(tmp_path, capsys, begin
     assert f"files of several kinds: {begins}, {begins}3. Select the traces with --prefix" in capsys.readouterr().err
 
 
-def test_torch_knows_no_tutti(tmp_path):
+def test_torch_needs_another_name_of_the_backend(tmp_path):
     """Proves that --as is needed before torch 2.15, which only warns of an unknown name."""
     from torch.distributed.flight_recorder.components.types import Op
     whole = {**entry(1), "p2p_seq_id": 0, "time_created_ns": 0}

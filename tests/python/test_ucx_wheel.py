@@ -1,4 +1,5 @@
-"""The UCX library of a wheel is found without importing it, and what the user says goes first. The wheel is a fake."""
+"""Tests that the UCX library of a wheel is found without importing the wheel, and that TUTTI_UCX overrides it. The
+wheel is a fake."""
 import os
 import subprocess
 import sys
@@ -29,7 +30,7 @@ def wheel(tmp_path):
     library = tmp_path / "libucx/lib/libucp.so.0"
     library.parent.mkdir(parents=True)
     library.touch()
-    (tmp_path / "libucx/__init__.py").write_text("raise RuntimeError('it is not to be imported')")
+    (tmp_path / "libucx/__init__.py").write_text("raise RuntimeError('the package must not import this')")
     return library
 
 
@@ -38,11 +39,11 @@ def test_library_of_a_wheel_comes_after_that_of_the_system(wheel, tmp_path, way)
     assert setting(tmp_path, way) == f"libucp.so.0:{wheel}"
 
 
-def test_what_the_user_says_stays(wheel, tmp_path):
+def test_setting_of_the_user_stays(wheel, tmp_path):
     assert setting(tmp_path, "info", TUTTI_UCX="libother.so") == "libother.so"
     assert setting(tmp_path, "info", TUTTI_UCX="") == ""
 
 
-def test_wheel_without_the_library_is_none(wheel, tmp_path):
+def test_wheel_without_the_library_is_ignored(wheel, tmp_path):
     wheel.unlink()
     assert setting(tmp_path, "info") == "None"

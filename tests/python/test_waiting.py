@@ -7,7 +7,7 @@ import torch_tutti as tutti
 
 
 def asleep(world, what):
-    """Runs an all-reduce to which rank 0 comes when rank 1 has slept. Returns the increments of this rank's
+    """Runs an all-reduce that rank 0 starts when rank 1 has slept in it. Returns the increments of this rank's
     counters."""
     x, before = torch.ones(2), tutti.waiting()
 
@@ -28,7 +28,7 @@ def asleep(world, what):
     return {name: count - before[name] for name, count in tutti.waiting().items()}
 
 
-def test_who_waits_long_yields_and_sleeps(shared):
+def test_rank_that_waits_long_yields_and_sleeps(shared):
     waited = shared(2).run(asleep, "test_waiting")[1]
     assert waited["yields"] > 0 and waited["sleeps"] > 0 and waited["asleep_ns"] > 0, waited
     assert waited["late"] <= waited["timed_out"] <= waited["sleeps"], waited

@@ -1,4 +1,5 @@
-"""One-sided windows of torch 2.14: puts, signals and mapped tensors. With an older torch these tests are skipped."""
+"""Tests of one-sided windows of torch 2.14: puts, signals and mapped tensors. With an older torch these tests are
+skipped."""
 import os
 import signal
 import threading
@@ -44,7 +45,7 @@ def put_in_a_ring(world, kind, name, async_op):
 @pytest.mark.parametrize("async_op", [False, True])
 @pytest.mark.parametrize("kind", ["shared", "private"])
 @pytest.mark.parametrize("name", TYPES)
-def test_put_in_a_ring(shared, kind, name, async_op):
+def test_puts_in_a_ring_arrive(shared, kind, name, async_op):
     for size in 2, 3:
         assert all(shared(size).run(put_in_a_ring, kind, name, async_op))
 
@@ -61,7 +62,7 @@ def put_columns(world):
     return (mine - before).tolist()
 
 
-def test_put_of_columns(shared):
+def test_put_of_a_transposed_tensor_keeps_its_order(shared):
     assert shared(2).run(put_columns) == [[0, 3, 1, 4, 2, 5]] * 2
 
 
@@ -124,7 +125,7 @@ def signals_count(world):
     return early
 
 
-def test_signals_count(shared):
+def test_each_signal_ends_one_wait(shared):
     assert shared(2).run(signals_count) == [False, False]
 
 
@@ -218,13 +219,13 @@ def owning(world):
     return owned.tolist(), mine.tolist(), str(raised.value)
 
 
-def test_owning(shared):
+def test_tensor_registered_without_owning_is_not_mapped(shared):
     for rank, (owned, mine, text) in enumerate(shared(2).run(owning)):
         assert owned == [1, 1, 1] and mine == [0, 0, 1]
         assert f"rank {rank} has registered its tensor with owning=False; use the tensor" in text
 
 
-# ---- what is refused ----
+# ---- refused calls ----
 def text_of(kind, call, *arguments):
     with pytest.raises(kind) as raised:
         call(*arguments)
@@ -255,7 +256,7 @@ def refusals(world):
     return found
 
 
-def test_refused_calls(shared):
+def test_wrong_calls_are_refused(shared):
     for found in shared(2).run(refusals):
         assert "put: the window has no tensor; call tensor_register first, on all ranks" in found["before"]
         assert "tensor_register: the window tensor is not contiguous" in found["strided"]
@@ -281,7 +282,7 @@ def registers_differently(world):
     return size, type_
 
 
-def test_ranks_that_register_other_tensors(shared):
+def test_ranks_that_register_other_tensors_get_an_error(shared):
     for size, type_ in shared(2).run(registers_differently):
         assert "rank 0 registers 40 bytes and rank 1 36; all ranks must register the same size" in size
         assert "rank 0 registers float32 elements and rank 1 int32; all ranks must register the same type" in type_
@@ -294,7 +295,7 @@ def drops_its_window(world, kind):
     if world.rank == 1:
         del window
         return [], mine.tolist()
-    # The refused wait shows that this rank knows.
+    # The refused wait shows that this rank knows of the dropped window, so the calls after it are also refused.
     calls = [lambda: window.wait_signal(1, False), lambda: window.put(torch.ones(3), 1, 0, False),
              lambda: window.put(torch.ones(3), 1, 0, True).wait(), lambda: window.signal(1, False)]
     texts = [text_of(ValueError, call) for call in calls]
@@ -311,7 +312,7 @@ def drop_and_continue(world, kind):
 
 
 @pytest.mark.parametrize("kind", ["shared", "private"])
-def test_a_dropped_window(fresh, kind):
+def test_calls_to_a_dropped_window_are_refused(fresh, kind):
     (texts, _, total), (_, mine, _) = fresh(2).run(drop_and_continue, kind)
     assert "rank 1 of group 0 has freed its window (number 1), so rank 0 gets no more signals of it" in texts[0]
     for text in texts[1:]:
@@ -337,7 +338,7 @@ def drop_after_signals(world, kind):
 
 
 @pytest.mark.parametrize("kind", ["shared", "private"])
-def test_signals_before_a_window_is_dropped(fresh, kind):
+def test_signals_before_the_drop_of_a_window_arrive(fresh, kind):
     assert "so rank 0 gets no more signals of it" in fresh(2).run(drop_after_signals, kind)[0]
 
 
@@ -351,13 +352,13 @@ def deregister_alone(world, kind):
 
 
 @pytest.mark.parametrize("kind", ["shared", "private"])
-def test_deregistering_a_window_that_a_rank_has_dropped(fresh, kind):
+def test_deregistering_a_dropped_window_is_an_error(fresh, kind):
     texts = fresh(3).run(deregister_alone, kind)
     for rank in 0, 2:
         assert "rank 1 of group 0 has freed its window (number 1), but rank " in texts[rank]
 
 
-# ---- what fails ----
+# ---- failures ----
 def waits_without_a_signal(world, with_options):
     """Rank 1 keeps its window as long as its process lives."""
     window = world.kept["window"] = dist._new_window(memory(3))
@@ -370,7 +371,7 @@ def waits_without_a_signal(world, with_options):
 
 
 @pytest.mark.parametrize("with_options", [False, True])
-def test_a_wait_without_a_signal(fresh, with_options):
+def test_wait_without_a_signal_reaches_its_timeout(fresh, with_options):
     text = fresh(2, timeout_s=60 if with_options else 1).run(waits_without_a_signal, with_options)[0]
     limit = 300 if with_options else 1000
     assert f"reached the timeout of {limit} ms in a wait for a signal of rank 1: it sent no signal" in text
@@ -397,7 +398,7 @@ def peer_dies(world, kind, what):
 
 @pytest.mark.parametrize("what", ["put", "wait"])
 @pytest.mark.parametrize("kind", ["shared", "private"])
-def test_a_peer_that_dies(fresh, kind, what):
+def test_death_of_a_peer_is_an_error(fresh, kind, what):
     outcomes = fresh(3).outcomes(peer_dies, kind, what)
     assert outcomes[1].died == -signal.SIGKILL
     for rank in 0, 2:
@@ -418,7 +419,7 @@ def wait_through_a_change(world):
     return open_text, late_text
 
 
-def test_a_reconfigured_group(fresh):
+def test_window_ends_with_the_membership(fresh):
     for open_text, late_text in fresh(2, join=False).run(wait_through_a_change):
         assert "was aborted, or destroyed while operations ran" in open_text
         assert "put: the members of the group have changed since tensor_register; make a new window" in late_text
@@ -431,7 +432,7 @@ def closed_group(world):
     return text_of(torch_tutti.AbortedError, window.signal, 0, False)
 
 
-def test_a_closed_group(fresh):
+def test_window_of_a_destroyed_group_is_refused(fresh):
     for text in fresh(2).run(closed_group):
         assert "signal: this group was shut down or destroyed" in text
 
@@ -440,5 +441,5 @@ def supports(world):
     return dist._supports_window()
 
 
-def test_torch_knows_that_there_are_windows(shared):
+def test_torch_sees_that_windows_are_supported(shared):
     assert all(shared(2).run(supports))

@@ -20,7 +20,7 @@ def use_registry(world):
     return registered, _get_work_registry_size() - before
 
 
-def test_waiting_takes_it_out_of_the_registry(shared):
+def test_waiting_takes_a_work_out_of_the_registry(shared):
     assert shared(2).run(use_registry) == [(5, 0)] * 2
 
 
@@ -30,13 +30,13 @@ def ask_for_result(world):
     return work.get_future_result().wait()
 
 
-def test_result_as_a_future(shared):
+def test_future_result_gives_success(shared):
     """0 stands for success (torch's WorkResult)."""
     assert shared(2).run(ask_for_result) == [0, 0]
 
 
 def leave_work_behind(world):
-    """Whether the memory of a tensor is given back that an operation held, of a group that is gone."""
+    """Returns whether the memory of a tensor is freed that an operation of a destroyed group held."""
     group, memory = dist.new_group(), numpy.ones(1000, dtype=numpy.float32)
     held = weakref.ref(memory)
     if world.rank == 0:
@@ -48,5 +48,5 @@ def leave_work_behind(world):
     return held() is None
 
 
-def test_group_that_is_gone_holds_no_tensors(shared):
+def test_destroyed_group_holds_no_tensors(shared):
     assert shared(2).run(leave_work_behind) == [True] * 2

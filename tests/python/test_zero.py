@@ -125,7 +125,8 @@ def run_precision(world, stage):
     kept = [p.detach().clone().requires_grad_() for p in model.parameters()]
     with torch.no_grad():
         for p in model.parameters() if world.rank else ():
-            p.zero_()                   # rank 0's count
+            # zero.shard takes the values of rank 0.
+            p.zero_()
     theirs = torch.optim.SGD(kept, lr=0.05, momentum=0.9)
     given = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     model, mine = zero.shard(model, given, stage=stage, precision="bf16")

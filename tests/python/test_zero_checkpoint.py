@@ -298,7 +298,8 @@ class Renamed(torch.nn.Linear):
 
 
 def run_hooked(world, folder):
-    """A model whose state_dict has copies is known by its names; if they are other ones, by nothing."""
+    """zero finds the parameters in a state_dict of copies by their names. If the names differ, too, it refuses the
+    model."""
     model = Renamed()
     model, optimizer = zero.shard(model, torch.optim.AdamW(model.parameters()))
     dcp.save({"training": optimizer.sharded_state()}, checkpoint_id=folder)

@@ -1,5 +1,5 @@
 """Changes of parameters through `.data`: they have the same result as in DistributedDataParallel, or an error names the
-parameter and the mend."""
+parameter and the remedy."""
 import copy
 import io
 

@@ -84,7 +84,8 @@ class Remembers(nn.Module):
 
 
 def run_buffers(world):
-    """Rank 0's are taken as DistributedDataParallel takes them: not in no_sync, nor where one rank evaluates more."""
+    """Buffers of rank 0 reach the other ranks when DistributedDataParallel sends them: not within no_sync, and not in
+    evaluations, of which ranks may make different numbers."""
     losses = {}
     for ours in (False, True):
         ddp = DistributedDataParallel(Remembers())

@@ -1,5 +1,5 @@
-"""Gradients that a program looks at are DistributedDataParallel's; those of several models are clipped together; steps
-that would use the gradients of an earlier one, as there, are errors."""
+"""Tests that gradients which a program reads are those of DistributedDataParallel, that gradients of several models are
+clipped together, and that a step which would use the gradients of an earlier one is an error."""
 import warnings
 from datetime import timedelta
 

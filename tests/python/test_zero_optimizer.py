@@ -1,5 +1,5 @@
-"""ZeroRedundancyOptimizer: each rank keeps the optimizer's state of its part of the parameters and tells the others the
-new values. The judge is the ordinary optimizer, whose state is whole on every rank, with gradients from gloo."""
+"""ZeroRedundancyOptimizer: each rank keeps the optimizer's state of its part of the parameters and sends the others
+the new values. The judge is the ordinary optimizer, whose state is whole on every rank, with gradients from gloo."""
 import copy
 
 import pytest

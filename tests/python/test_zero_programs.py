@@ -106,7 +106,8 @@ def run_forgotten(world):
         pass
     optimizer.step()
     copied = copy.deepcopy(model)
-    if world.rank == 0:                 # a copy is nobody's
+    # zero does not handle a copy, so one rank may train it alone.
+    if world.rank == 0:
         copied.load_state_dict(copied.state_dict())
         loss_of(copied(ids_of(1, 0))).backward()
         copied.zero_grad()
@@ -164,7 +165,7 @@ def test_functions_of_a_model_and_pickles(shared):
 
 
 def run_user_hook(world):
-    """Somebody else's hook on a weight sees its gradient."""
+    """A hook of the program on a weight sees its gradient."""
     model, seen = Network(16), []
     model.head.weight.register_post_accumulate_grad_hook(lambda p: seen.append(p.grad.clone()))
     model, optimizer = zero.shard(model, torch.optim.SGD(model.parameters(), lr=0.1))
@@ -189,7 +190,8 @@ def run_probe(world):
     equal(world, values(model), values(judge))
     model.zero_grad()
     go_back(model, optimizer, 6, world.rank)
-    optimizer.zero_grad()               # is the program's own again
+    # This call is the program's own again, so it drops the gradients.
+    optimizer.zero_grad()
     optimizer.step()
     equal(world, values(model), values(judge))
 

@@ -1,5 +1,5 @@
 """Reads of sharded parameters outside the forward of their own modules: the results of DistributedDataParallel, or an
-error that names the parameter and the mend."""
+error that names the parameter and the remedy."""
 import contextlib
 import copy
 import io

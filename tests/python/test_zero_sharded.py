@@ -79,7 +79,8 @@ def run_as_ddp(world, make, name, turns, options):
             go_back(trained, optimizer, step, world.rank, turns)
             optimizer.step()
         agree(world, whole_values(model, mine), values(judge.module))
-        assert values(model).isnan().any()              # nobody takes them for values
+        # Parameters that are not whole read as NaN, so that programs do not take them for values.
+        assert values(model).isnan().any()
 
 
 @pytest.mark.parametrize("size, make, name, turns, options", [
@@ -215,7 +216,7 @@ class Repeated(Network):
 
 
 def run_as_shared(world, make, step_of):
-    """Shared and sharded parameters, trained alike, with what step_of does."""
+    """Trains a model with shared and one with sharded parameters by step_of, and checks that they stay equal."""
     models = []
     for hosts in ("shared", "sharded"):
         model = make()
@@ -268,7 +269,8 @@ def logs(model, optimizer, ids):
 
 
 def returns(model, optimizer, ids):
-    """After gradients that no step has used, to what it had; then once more in an edit."""
+    """Loads the state from before a backward pass whose gradients are dropped. Repeats the pass, edits, and repeats it
+    again."""
     with optimizer.whole():
         before = {name: value.clone() for name, value in model.state_dict().items()}
     goes_back(model, optimizer, ids)
@@ -336,7 +338,7 @@ def test_ranks_use_other_units(fresh):
 
 
 def run_hides_its_output(world):
-    """A unit whose output its forward() does not return is not told of its backward pass."""
+    """The backward pass of a unit is hidden from zero if a module does not return the unit's output."""
     class Hiding(nn.Module):
         def __init__(self):
             super().__init__()

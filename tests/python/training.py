@@ -64,7 +64,7 @@ def in_one_process(size, steps, model=None):
 
 
 def agree(world, mine, judge):
-    """Asserts that the training on tutti gave what the judge's gave."""
+    """Asserts that training on tutti gave the judge's parameters; with two ranks, the same bits."""
     if world.size == 2:
         assert torch.equal(mine, judge), f"largest difference {(mine - judge).abs().max()}"
     torch.testing.assert_close(mine, judge)

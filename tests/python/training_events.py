@@ -120,7 +120,8 @@ class Side:
                                            enabled=program["type"] == "autocast")
 
     def begin_division(self):
-        """Checkpoints of before may have the states of other parameters."""
+        """Follows a change of the trained parameters. Checkpoints from before may have states of other parameters, so
+        later steps do not load them."""
         self.division += 1
         self.divided = [p for p in self.parameters if p.requires_grad]
 

@@ -82,7 +82,8 @@ def block_plan(sequence):
 
 
 def parallelize(model, mesh, sequence=True, divided_loss=False):
-    """In place. With `divided_loss` the logits stay divided along the vocabulary: for `loss_parallel`."""
+    """Divides the model in place. With `divided_loss` the logits stay divided along the vocabulary, as `loss_parallel`
+    needs them."""
     outside = Shard(1) if sequence else Replicate()
     logits = {"output_layouts": Shard(-1) if divided_loss else Replicate(), "use_local_output": not divided_loss}
     plan = {"tokens": RowwiseParallel(input_layouts=Replicate(), output_layouts=outside),

@@ -24,7 +24,8 @@ OPTIMIZERS = {
 
 
 class Fading(torch.optim.Optimizer):
-    """Its rate falls with the number of steps, which it counts in its groups, as some classes of other libraries do."""
+    """An optimizer whose rate falls with the number of steps. It counts them in its groups, as some classes of other
+    libraries do."""
 
     def __init__(self, params, lr=0.1):
         super().__init__(params, {"lr": lr, "steps": 0})
@@ -86,8 +87,8 @@ class Picky(nn.Module):
 
 
 class Words(nn.Module):
-    """Embeddings: looked up twice, with a row that is not trained, one of which has its gradient as torch gives it;
-    most words do not occur."""
+    """Embeddings: `words` is looked up twice, has a row that is not trained, and most of its rows do not occur. torch
+    computes the gradient of `common`, because of scale_grad_by_freq."""
 
     def __init__(self):
         super().__init__()
@@ -167,8 +168,8 @@ def agree(world, mine, judge):
 
 def train_beside(world, judge, theirs, model, mine, context=contextlib.nullcontext,
                  read=lambda model, _: values(model)):
-    """Trains both. After each step they have the same parameters. context: of each forward and backward pass. read:
-    returns the parameters of a model and its optimizer."""
+    """Trains both models, and checks after each step that they have the same parameters. context: of each forward and
+    backward pass. read: returns the parameters of a model and its optimizer."""
     for step in range(STEPS):
         for trained_, optimizer in ((judge, theirs), (model, mine)):
             optimizer.zero_grad()
