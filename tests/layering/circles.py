@@ -4,8 +4,6 @@ import re
 import subprocess
 from pathlib import Path, PurePosixPath
 
-FOLDERS = ("c_api", "kernels", "zero", "shim")
-
 
 def components(graph):
     """Returns the strongly connected components with more than one node (Tarjan), each sorted. graph: {node: nodes that

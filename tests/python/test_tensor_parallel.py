@@ -19,7 +19,9 @@ REDUCTIONS = {"sum": torch.sum, "avg": torch.mean, "max": torch.amax, "min": tor
 def mesh_of(world, *shape):
     """Returns the first mesh of this shape that the ranks have made."""
     names = {1: ("model",), 2: ("data", "model")}[len(shape)]
-    return world.kept.setdefault(("mesh", shape), init_device_mesh("cpu", shape, mesh_dim_names=names))
+    if ("mesh", shape) not in world.kept:
+        world.kept["mesh", shape] = init_device_mesh("cpu", shape, mesh_dim_names=names)
+    return world.kept["mesh", shape]
 
 
 # ---- DTensor ----

@@ -39,7 +39,7 @@ static void *grown(void *at, size_t bytes)
 static uint64_t hash_of(const unsigned char *bytes, size_t count)
 {
     uint64_t h = count, word;
-    for (; count; bytes += word ? 8 : 8, count -= count < 8 ? count : 8) {
+    for (; count; bytes += 8, count -= count < 8 ? count : 8) {
         word = 0;
         memcpy(&word, bytes, count < 8 ? count : 8);
         h = (h ^ word) * 0x9e3779b97f4a7c15u;
