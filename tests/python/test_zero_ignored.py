@@ -140,3 +140,34 @@ def run_refusals(world):
 
 def test_parts_that_are_not_ignored(shared):
     shared(2).run(run_refusals)
+
+
+class Layer(nn.Module):
+    """A layer whose dispatcher is in a module without parameters, apart from the experts."""
+
+    def __init__(self, dispatcher, has_experts=True):
+        super().__init__()
+        self.router, self.attention = nn.Identity(), nn.Linear(8, 8)
+        self.router.dispatcher = dispatcher
+        if has_experts:
+            self.experts = nn.Linear(8, 8)
+
+
+def run_experts_elsewhere(world):
+    """Each dispatcher needs ignored experts of its own, in its layer or further outside."""
+    dispatcher = experts.Dispatcher(4, group=dist.new_group([0, 1]))
+    model = nn.ModuleList(Layer(dispatcher) for _ in range(2))
+    refused(ValueError, "1.router has a Dispatcher", lambda: shard(model, ignored=[model[0].experts]))
+    refused(ValueError, "0.router has a Dispatcher", lambda: shard(model, ignored=[model[1].experts.weight]))
+    shard(model, ignored=[each.experts for each in model])
+    model = nn.ModuleList(Layer(dispatcher, has_experts=False) for _ in range(2))
+    model.append(nn.Linear(8, 8))
+    refused(ValueError, "0.router has a Dispatcher", lambda: shard(model))
+    shard(model, ignored=[model[2]])
+    model = nn.ModuleList([Layer(dispatcher), nn.Linear(8, 8)])
+    model[1].dispatcher = dispatcher
+    refused(ValueError, "0.router has a Dispatcher", lambda: shard(model, ignored=[model[1]]))
+
+
+def test_experts_apart_from_their_dispatcher(shared):
+    shared(2).run(run_experts_elsewhere)

@@ -2,7 +2,7 @@
 of a rank's own."""
 from __future__ import annotations
 
-from typing import Iterable
+from typing import Any, Iterable
 
 import torch
 import torch.distributed as dist
@@ -44,15 +44,36 @@ def check_replicas(model: nn.Module, group: dist.ProcessGroup, ignored: set[torc
             if isinstance(parameter, _dtensor()) and parameter not in ignored:
                 raise ValueError(f"zero.shard: parameter {full_name} is a DTensor over ranks {others}, which zero "
                                  f"cannot keep for ranks {ranks}; name it or its module in ignored=")
+    for path, dispatcher in _find_missed(model, ranks, ignored):
+        raise ValueError(f"zero.shard: {path or 'the model'} has a {type(dispatcher).__name__} for experts that are "
+                         f"divided among ranks {dist.get_process_group_ranks(dispatcher.group)}, and ranks {ranks} of "
+                         f"zero's group would all get rank {ranks[0]}'s experts; name the module of the experts in "
+                         "ignored=")
+
+
+def _find_missed(model: nn.Module, ranks: list[int], ignored: set[torch.Tensor]) -> list[tuple[str, Any]]:
+    """Returns path and dispatcher of the modules whose experts are divided among several of these ranks, but are not
+    ignored. A module's experts are its parameters. Those of a module without parameters are the ignored tensors of the
+    innermost module around it that has some which belong to no dispatcher further inside."""
+    elsewhere, missed = [], []
+    claimed: set[torch.Tensor] = set()
+    for path, module in model.named_modules():
         dispatcher = next((value for value in vars(module).values() if isinstance(value, (Decoder, Dispatcher))), None)
-        experts_ranks = dist.get_process_group_ranks(dispatcher.group) if dispatcher else []
+        if dispatcher is None or len({*dist.get_process_group_ranks(dispatcher.group)} & {*ranks}) < 2:
+            continue
         own = set(module.parameters())
-        # the experts of a module without parameters are elsewhere: any ignored tensor may be theirs
-        is_missed = ignored.isdisjoint(own) if own else not ignored
-        if is_missed and len(set(experts_ranks) & set(ranks)) > 1:
-            raise ValueError(f"zero.shard: {path or 'the model'} has a {type(dispatcher).__name__} for experts that "
-                             f"are divided among ranks {experts_ranks}, and ranks {ranks} of zero's group would all "
-                             f"get rank {ranks[0]}'s experts; name the module of the experts in ignored=")
+        claimed |= ignored & own
+        if not own:
+            elsewhere.append((path, dispatcher))
+        elif ignored.isdisjoint(own):
+            missed.append((path, dispatcher))
+    for depth in range(max((path.count(".") for path, _ in elsewhere), default=-1), -1, -1):
+        # those of one depth may have the same experts
+        found = {path: ignored & set(model.get_submodule(".".join(path.split(".")[:depth])).parameters()) - claimed
+                 for path, _ in elsewhere if path.count(".") >= depth}
+        elsewhere = [(path, dispatcher) for path, dispatcher in elsewhere if not found.get(path)]
+        claimed.update(*found.values())
+    return missed + elsewhere
 
 
 def _dtensor() -> type:
