@@ -70,6 +70,23 @@ def test_float64_and_several_types(shared, make, name, options):
     shared(2).run(run_float64, make, name, options)
 
 
+def run_float64_norms(world, make, kind):
+    """The norm of float64 gradients is float64, as torch's."""
+    model = make()
+    model, mine = zero.shard(model, adamw(model), stage=2)
+    go_back(model, mine, 0, world.rank)
+    theirs = nn.utils.clip_grad_norm_(model.parameters(), 1e6, kind)
+    norm = mine.clip_grad_norm_(1e6, kind)
+    assert norm.dtype == torch.float64
+    if make is wide:
+        torch.testing.assert_close(norm, theirs, rtol=1e-14, atol=0)
+
+
+@pytest.mark.parametrize("make, kind", [(wide, 2.0), (wide, 1.0), (mixed, 2.0)])
+def test_norms_of_float64(shared, make, kind):
+    shared(2).run(run_float64_norms, make, kind)
+
+
 def run_float64_checkpoint(world, folder):
     """An optimizer that has not stepped gets the moments of a checkpoint in float64."""
     def make():

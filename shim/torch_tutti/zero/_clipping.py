@@ -15,8 +15,9 @@ def clip_grad_norm_(optimizers: Sequence[ZeroOptimizer], max_norm: float, norm_t
                     part_groups: Sequence[dist.ProcessGroup | None] | None = None) -> torch.Tensor:
     """Clips the averaged gradients of all parameters of these optimizers together, like torch.nn.utils.clip_grad_norm_
     on one list of them: for several optimizers of a model, and for models whose groups differ (experts in one group of
-    ranks, all else in another). The next steps scale the gradients. Returns the norm before clipping. Collective on the
-    group of each optimizer, in the order of the list, also for ranks without gradients.
+    ranks, all else in another). The next steps scale the gradients. Returns the norm before clipping, in float64 if a
+    gradient is float64, else in float32. Collective on the group of each optimizer, in the order of the list, also for
+    ranks without gradients.
 
     part_groups: for each optimizer, the group of the ranks that train other parts of the same model (parts by tensor,
     pipeline or expert parallelism), whose norms count too; None: there are no other parts. Default: None for each."""
@@ -32,7 +33,8 @@ def clip_grad_norm_(optimizers: Sequence[ZeroOptimizer], max_norm: float, norm_t
                            "zero_grad(), or allow it with error_if_nonfinite=False")
     for optimizer in optimizers:
         optimizer._gradients.scale *= min(1.0, float(max_norm) / (norm + 1e-6)) if norm == norm else norm
-    return torch.tensor(norm)
+    is_double = any(p.dtype == torch.float64 for optimizer in optimizers for p in optimizer._gradients.parameters)
+    return torch.tensor(norm, dtype=torch.float64 if is_double else torch.float32)
 
 
 def _norm_of(optimizer: ZeroOptimizer, kind: float) -> float:

@@ -240,7 +240,7 @@ class ZeroOptimizer(torch.optim.Optimizer):
                         error_if_nonfinite: bool = False) -> torch.Tensor:
         """Clips like torch.nn.utils.clip_grad_norm_ on the averaged gradients of all parameters. It is faster than
         torch's function, because the next step scales the gradients. Returns the norm before clipping, which is equal
-        on all ranks. Collective, also for ranks without gradients."""
+        on all ranks: in float64 if a gradient is, else in float32. Collective, also for ranks without gradients."""
         if self.uneven is not None:
             self.uneven.announce("clip_grad_norm_", float(max_norm), float(norm_type), error_if_nonfinite)
         return clip_grad_norm_([self], max_norm, norm_type, error_if_nonfinite)
