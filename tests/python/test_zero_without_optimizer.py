@@ -162,6 +162,38 @@ def test_steps_that_are_counted_in_groups(shared):
     shared(2).run(run_counted_steps)
 
 
+def run_held(world, gradients, options):
+    """Gradients of no_sync that zero_grad() drops before and after the first step, those that the next pass adds to,
+    and those that a step takes alone: it averages them."""
+    judge, model = DistributedDataParallel(network()), zero.shard(network(), gradients=gradients, **options)
+    kind, settings = MOMENTUM
+    both = [(each, kind(each.parameters(), **settings)) for each in (judge, model)]
+    for step in range(3):
+        for trained, optimizer in both:
+            with trained.no_sync() if trained is judge else zero.no_sync(model):
+                go_back(trained, 90, world.rank, 1)
+            optimizer.zero_grad()
+            go_back(trained, step, world.rank, 1 + step % 2)
+            optimizer.step()
+            optimizer.zero_grad()
+        with zero.whole(model):
+            close(world, values(model), values(judge.module))
+    (_, theirs), (_, mine) = both
+    with zero.no_sync(model):
+        go_back(model, 7, world.rank, 1)
+    mine.step()
+    go_back(judge, 7, world.rank, 1)
+    theirs.step()
+    with zero.whole(model):
+        close(world, values(model), values(judge.module))
+
+
+@pytest.mark.parametrize("gradients, options", [("whole", {"stage": 2}), ("whole", {"stage": 3, "hosts": "sharded"}),
+                                                ("shards", {"stage": 2})])
+def test_gradients_of_no_sync(shared, gradients, options):
+    shared(2).run(run_held, gradients, options)
+
+
 def run_failed_pass(world, name, gradients):
     """An error ends the first backward pass, before an optimizer has stepped (random program 548). The gradients that
     the pass has made are not part of the first step."""

@@ -14,7 +14,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from torch_tutti._optimizer_trial import OF_SCALER, optimizer_like, step_without_hooks
 from torch_tutti.zero._core import Piece
-from torch_tutti.zero._gradients import Gradients
+from torch_tutti.zero._gradients import DividedGradient, Gradients
 from torch_tutti.zero._hooks import Hook, Owners
 from torch_tutti.zero._model import Manager
 from torch_tutti.zero._optimizer import NoOptimizer, ZeroOptimizer, find_what_it_looks_at
@@ -76,17 +76,31 @@ class WholeGradients(Gradients):
         self.manager, self.running_pass = weakref.ref(manager), -1
 
     def show(self, number: int) -> None:
-        """Called for each gradient in a backward pass; at its end sets `grad` of all parameters, except in no_sync."""
+        """Called for each gradient in a backward pass; at its end sets `grad` of all parameters. In no_sync `grad` is a
+        DividedGradient, by which zero knows later whether the program has cleared it."""
         manager = self.manager()
-        if manager is None or manager.optimizer.holds or self.running_pass == torch._C._current_graph_task_id():
+        if manager is not None and manager.optimizer.holds:
+            return super().show(number)
+        if manager is None or self.running_pass == torch._C._current_graph_task_id():
             return
         self.running_pass = torch._C._current_graph_task_id()
         Variable._execution_engine.queue_callback(self._show_all)
 
+    def take(self) -> dict[int, torch.Tensor] | None:
+        """Removes the gradients from `grad`. Returns {number of a parameter: its gradient} of those that the program
+        left; None if there are only those of passes in no_sync, which no rank has averaged."""
+        found = {number: parameter.grad for number, parameter in enumerate(self.parameters)
+                 if parameter.grad is not None}
+        for parameter in self.parameters:
+            parameter.grad = None
+        whole = {number: gradient for number, gradient in found.items() if not isinstance(gradient, DividedGradient)}
+        is_cleared = self.are_shown and not found
+        return whole if whole or self.pieces or is_cleared else None
+
     @torch.no_grad()
     def _show_all(self) -> None:
-        """Waits until all gradients are averaged, and sets `grad` of the parameters that have one on any rank.
-        Collective."""
+        """Waits until all gradients are averaged, and sets `grad` of the parameters that have one on any rank, and None
+        for the others. Collective."""
         manager = self.manager()
         if manager is None:
             return
@@ -94,6 +108,7 @@ class WholeGradients(Gradients):
         self.are_shown, self.running_pass = True, -1
         for number, parameter in enumerate(self.parameters):
             piece = self.core.piece(number)
+            self.make_room(number)
             if piece.used:
                 own = parameter.new_empty(0) if piece.gradient is None else piece.gradient.to(parameter.dtype)
                 parameter.grad = manager.optimizer._checkpoint._gather_whole(number, "gradient", parameter.shape, own)
@@ -105,7 +120,7 @@ class LateSteps:
     def __init__(self, manager: Manager, has_whole_gradients: bool) -> None:
         """Installs a hook in the steps of all torch optimizers, and replaces their load_state_dict(), once in a
         process."""
-        self.manager, self.has_whole_gradients = manager, has_whole_gradients
+        self.manager = manager
         if has_whole_gradients:
             manager.gradients = WholeGradients(manager)
             manager.core.advice_on_late_gradients = _ADVICE_WHEN_WHOLE
@@ -178,11 +193,8 @@ class LateSteps:
         if closure is not None:
             with torch.enable_grad():
                 result = closure()
-        if self.has_whole_gradients:
-            own.whole_gradients = {number: parameter.grad for parameter, number in self.manager.number_of.items()
-                                   if parameter.grad is not None}
-            for parameter in self.manager.number_of:
-                parameter.grad = None
+        if isinstance(own._gradients, WholeGradients):
+            own.whole_gradients = own._gradients.take()
         if _unscale(own, optimizer):
             step_without_hooks(own)
         own.whole_gradients = None
