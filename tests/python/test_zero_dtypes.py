@@ -110,14 +110,15 @@ def test_float64_moments_of_checkpoints(shared, tmp_path):
     shared(2).run(run_float64_checkpoint, str(tmp_path))
 
 
-def train_rounded(world, judge, model, optimizer, change=lambda x: x):
-    """The judge keeps float32 values beside its parameters, of any type, and rounds after each step."""
-    kept = [p.detach().float().requires_grad_() for p in judge.parameters() if p.numel()]
+def train_rounded(world, judge, model, optimizer, first=None):
+    """The judge keeps float32 values beside its parameters, of any type, and rounds after each step. first: a model
+    with the first of these values; None: they are the judge's."""
+    trained = nn.ParameterList(p for p in judge.parameters() if p.numel() and p.requires_grad)
+    kept = [p.detach().float().requires_grad_() for p in (first or judge).parameters() if p.numel() and p.requires_grad]
     theirs = torch.optim.AdamW(kept, lr=0.01, weight_decay=0.1)
-    trained = nn.ParameterList(p for p in judge.parameters() if p.numel())
     for step in range(STEPS):
         for each in (judge, model):
-            (loss_of(each(change(ids_of(step, world.rank)))) * 512).backward()
+            (loss_of(each(ids_of(step, world.rank))) * 512).backward()
         step_rounded(world, trained, kept, theirs)
         optimizer.step()
         for mine, other in zip(model.parameters(), judge.parameters()):
@@ -196,3 +197,71 @@ def run_scaled(world, stage, clips):
 @pytest.mark.parametrize("stage, clips", [(3, False), (2, True), (0, True)])
 def test_grad_scaler(shared, stage, clips):
     shared(2).run(run_scaled, stage, clips)
+
+
+class Adapted(nn.Module):
+    """A model of which little is trained: all else is frozen, also the bias of a trained layer, and one layer is in
+    another memory format."""
+
+    def __init__(self, seed=13):
+        super().__init__()
+        torch.manual_seed(seed)
+        self.words = nn.Embedding(48, 12)
+        self.body = nn.Sequential(nn.Conv1d(64, 7, 3), nn.LayerNorm(10), nn.BatchNorm1d(7), nn.Linear(10, 11))
+        self.head = nn.Linear(11, 5)
+        self.quantized = nn.Parameter(torch.ones(3, dtype=torch.int8), requires_grad=False)
+        for parameter in (*self.words.parameters(), *self.body.parameters(), self.head.bias):
+            parameter.requires_grad_(False)
+        self.body[0].weight.data = self.body[0].weight.data.transpose(0, 1).contiguous().transpose(0, 1)
+
+    def forward(self, ids):
+        return self.head(self.body(self.words(ids)))
+
+
+def narrowed(dtype):
+    model = Adapted().to(dtype)
+    model.body[2].float()
+    return model
+
+
+def run_frozen(world, precision, dtype, options):
+    """Frozen parameters have the type of the others, and their own values again after unshard()."""
+    model = Adapted(13 + world.rank)
+    model, optimizer = zero.shard(model, adamw(model), precision=precision, **options)
+    assert [p.dtype for p in model.parameters()] == [p.dtype for p in narrowed(dtype).parameters()]
+    assert model.quantized.dtype == torch.int8
+    train_rounded(world, narrowed(dtype), model, optimizer, Adapted())
+    with optimizer.edit(), torch.no_grad():
+        if world.rank == 0:
+            model.head.bias[:2] = 3.0
+    optimizer.zero_grad()
+    optimizer.unshard()
+    first = Adapted()
+    with torch.no_grad():
+        first.head.bias[:2] = 3.0
+    for (name, parameter), other in zip(model.named_parameters(), first.parameters()):
+        assert parameter.dtype == other.dtype and parameter.stride() == other.stride(), name
+        assert parameter.requires_grad or torch.equal(parameter, other), name
+
+
+@pytest.mark.parametrize("precision, dtype, options", [
+    ("bf16", torch.bfloat16, {"stage": 3}), ("fp16", torch.float16, {"stage": 0})])
+def test_frozen_parameters_are_converted(shared, precision, dtype, options):
+    shared(2).run(run_frozen, precision, dtype, options)
+
+
+def run_unfrozen(world):
+    """A parameter that is trained later begins with its float32 values."""
+    model = Adapted()
+    model, optimizer = zero.shard(model, adamw(model), precision="bf16", stage=2)
+    model.body[3].requires_grad_(True)
+    optimizer.divide_again()
+    masters = [state["master"] for _, state in sorted(optimizer.state_dict()["state"].items()) if "master" in state]
+    torch.testing.assert_close(masters, [p.detach() for p in (*Adapted().body[3].parameters(), Adapted().head.weight)],
+                               rtol=0, atol=0)
+    go_back(model, optimizer, 0, world.rank)
+    optimizer.step()
+
+
+def test_frozen_parameters_that_are_trained_later(shared):
+    shared(3).run(run_unfrozen)

@@ -21,6 +21,7 @@ from torch_tutti.zero._arrival import ARRIVAL_TIMEOUT, Arrivals
 from torch_tutti.zero._copies import clean_copies, clean_module
 from torch_tutti.zero._core import Core, Names, ParameterInfo
 from torch_tutti.zero._direct import sum_rows, replace_forwards
+from torch_tutti.zero._frozen import Frozen
 from torch_tutti.zero._gradients import DividedGradient, Gradients
 from torch_tutti.zero._hooks import (Hook, cast_inputs, count_data_changes, keep_in_memory, make_room,
                                      release_from_memory, take_gradient)
@@ -117,7 +118,7 @@ class Manager:
         self.square_roots = square_roots_of(self.rule, optimizer.param_groups) or ROUNDED
         self.core = self._create_core(parameters, dtypes, len(optimizer.param_groups), settings)
         self.ahead = settings.ahead and self._can_run_ahead(type(optimizer).__name__)
-        self.arrivals = Arrivals(group)
+        self.arrivals, self.frozen = Arrivals(group), Frozen(group)
         self._move_parameters(model, on_meta, settings.init)
         self.uses = Uses(self, settings.reshard) if self.core.placement == "sharded" else None
         self.gradients = Gradients(self)
@@ -170,7 +171,8 @@ class Manager:
     def _move_parameters(self, model: nn.Module, on_meta: list[nn.Module],
                          init: Callable[[nn.Module], None] | None) -> None:
         """Makes the parameters views of the core's arrays, with rank 0's values, and broadcasts rank 0's buffers and
-        untrained parameters. on_meta: modules whose first values rank 0 sets. Collective."""
+        untrained parameters, which `precision` converts. on_meta: modules whose first values rank 0 sets.
+        Collective."""
         is_first, float32_values = dist.get_rank(self.group) == 0, {}
         for number, (_, parameter, _) in enumerate(self.managed):
             view = self.managed[number].shaped(self.core.parameter(number))
@@ -195,6 +197,8 @@ class Manager:
             piece = self.core.piece(number)
             piece.value.copy_(whole[piece.at: piece.at + piece.value.numel()])
         self.send_untrained((*model.buffers(), *model.parameters()))
+        if self.dtype is not None:
+            self.frozen.convert(model, {*self.number_of, *self.unmanaged}, self.dtype)
         self.record_state()
 
     @torch.no_grad()

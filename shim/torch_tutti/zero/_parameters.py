@@ -58,8 +58,7 @@ def collect_managed(modules: list[nn.Module], group_of: dict[nn.Parameter, int],
     {parameter: its group in the optimizer}. ignored: parameters to leave out. dtype: that of parameters in the core;
     None: their own."""
     unit_of = _innermost_units(modules)
-    own_dtype = {parameter for module in modules[0].modules() if isinstance(module, _BATCH_NORMS)
-                 for parameter in module.parameters()}
+    own_dtype = batch_norm_parameters(modules[0])
     for name, module in modules[0].named_modules():
         if getattr(module, "max_norm", None) is not None and isinstance(module, (nn.Embedding, nn.EmbeddingBag)):
             raise ValueError(f"zero.shard: {name} is an embedding with max_norm, which changes its weight in "
@@ -80,6 +79,12 @@ def collect_managed(modules: list[nn.Module], group_of: dict[nn.Parameter, int],
     renumbered = (entry._replace(unit=kept_units.index(key)) for entry, key in zip(found, keys))
     return (sorted(renumbered, key=lambda entry: entry.unit), [modules[unit] for unit, _ in kept_units],
             [list(DTYPES)[dtype_number] for _, dtype_number in kept_units])
+
+
+def batch_norm_parameters(model: nn.Module) -> set[torch.Tensor]:
+    """Returns the parameters that keep their dtype with `precision`."""
+    return {parameter for module in model.modules() if isinstance(module, _BATCH_NORMS)
+            for parameter in module.parameters()}
 
 
 def check_same_layout(managed: list[Managed], group: dist.ProcessGroup) -> None:

@@ -55,11 +55,11 @@ def shard(model: nn.Module, optimizer: torch.optim.Optimizer | None = None, *, s
     optimizer.wait() first. For sharded parameters: prefetch is how many units are gathered before their use, in the
     order of the last step; reshard frees a unit's memory after forward(), and gathers it again for backward().
 
-    precision: "bf16" or "fp16" converts parameters (not those of BatchNorm), gradients and floating-point inputs of the
-    model's forward(); the optimizer keeps float32 values, which start as the model's. reduce_dtype=torch.float32 sums
-    gradients of 16 bits in float32. compression: the form of gradients in messages ("int8"), or a Compression. If all
-    hosts have equal numbers of ranks, only messages between hosts are compressed. state_directory: where each rank
-    keeps its optimizer state in a file without a name; only that of about three units is in memory.
+    precision: "bf16" or "fp16" converts parameters (not those of BatchNorm), frozen ones too, gradients and
+    floating-point inputs of forward(); the optimizer keeps float32 values, which start as the model's.
+    reduce_dtype=torch.float32 sums gradients of 16 bits in float32. compression: the form of gradients in messages
+    ("int8"), or a Compression. If all hosts have equal numbers of ranks, only messages between hosts are compressed.
+    state_directory: where a rank keeps its state in a file without a name; only that of three units is in memory.
 
     The model and the parameters of the optimizer may be on the meta device; then only rank 0 ever has the whole model
     in its own memory. init: called on rank 0 with each module that has parameters or buffers of its own on the meta

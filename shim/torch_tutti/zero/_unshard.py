@@ -96,6 +96,7 @@ def _leave_division(optimizer: ZeroOptimizer, call: str) -> tuple[torch.optim.Op
     with manager.whole():
         values = [_whole_value(manager, number) for number in range(len(manager.managed))]
     manager.detach()
+    manager.frozen.restore()
     for (_, parameter, _), value in zip(manager.managed, values):
         parameter.data = value
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
