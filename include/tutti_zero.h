@@ -195,8 +195,9 @@ TUTTI_API tutti_status tutti_zero_step(tutti_zero *zero, const tutti_zero_rates 
 TUTTI_API tutti_status tutti_zero_claim(tutti_zero *zero);
 /* Collective: takes the step after tutti_zero_claim, when the caller has updated its pieces (rule NONE). */
 TUTTI_API tutti_status tutti_zero_publish(tutti_zero *zero);
-/* Discards the gradients of this step. Does nothing on a rank without gradients; otherwise collective, and all ranks
-   must have gradients. MISMATCH if other ranks take the step. */
+/* Discards the gradients of this step. Collective if all ranks have gradients or have settled them; MISMATCH if other
+   ranks take the step. A rank without either returns at once, so if others may have gradients, as after an error that
+   ended a pass of some ranks only, all ranks call tutti_zero_settle before. */
 TUTTI_API tutti_status tutti_zero_drop(tutti_zero *zero);
 
 /* ---- the state of a rank ---- */

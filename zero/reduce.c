@@ -326,7 +326,10 @@ static tutti_status reducer_close_step_for(struct reducer *reducer, enum use_of_
     TRY(tutti_all_reduce(reducer->used, reducer->used, (size_t)reducer->partition->parameters + FLAGS, TUTTI_UINT8,
         TUTTI_MAX, reducer->control_comm, NULL));
     if (flags[DROPS] && flags[USES])
-        return status_fail(TUTTI_MISMATCH, "zero: some ranks drop the gradients of this step, but others use them");
+        return status_fail(TUTTI_MISMATCH,
+            "zero: some ranks drop the gradients of this step, but others use them. A rank without gradients takes no "
+            "part in tutti_zero_drop: if an error ended a pass of some ranks only, call tutti_zero_settle on all "
+            "before it");
     if (flags[HAS_MORE]) TRY(reducer_start_second_round(reducer));
     reducer->is_closed = true;
     return TUTTI_OK;
@@ -377,7 +380,8 @@ bool reducer_is_at_rest(const struct reducer *reducer)
     for (int i = 0; i < reducer->partition->parameters; i++) any |= reducer->used[i];
     return !any;
 }
-/* The sums of a step are collective, so this rank takes part in all of them and ignores the results. */
+/* The sums of a step are collective, so this rank takes part in all of them and ignores the results. A rank without
+   gradients cannot know whether others have some, and an exchange would make every call collective. */
 tutti_status reducer_discard_gradients(struct reducer *reducer)
 {
     if (reducer_is_at_rest(reducer)) return TUTTI_OK;

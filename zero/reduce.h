@@ -84,8 +84,8 @@ tutti_status reducer_complete_unit(struct reducer *reducer, int unit);
 tutti_status reducer_settle_sums(struct reducer *reducer);
 /* Forgets the gradients of the step, whose sums must be complete, and starts the next step. Collective. */
 tutti_status reducer_begin_step(struct reducer *reducer);
-/* Completes and discards the sums of this step, and clears all residuals. Does nothing on a rank that has no gradient
-   in the step. Otherwise collective: all ranks must then have gradients. */
+/* Completes and discards the sums of this step, and clears all residuals. Collective if the step is closed or all ranks
+   have gradients; does nothing on a rank without gradients while the step is open. */
 tutti_status reducer_discard_gradients(struct reducer *reducer);
 /* Returns true if the step is not closed and this rank has no gradient in it. */
 bool reducer_is_at_rest(const struct reducer *reducer);

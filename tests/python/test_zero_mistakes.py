@@ -9,7 +9,7 @@ import torch.nn as nn
 from training import same_on_all_ranks
 from zero_training import Network, equal, go_back, ids_of, loss_of, refused, trained, values
 
-from torch_tutti import zero
+from torch_tutti import exceptions, zero
 
 
 # ---- what goes wrong ----
@@ -143,6 +143,46 @@ def run_not_a_number(world):
 
 def test_gradients_that_are_no_numbers(shared):
     shared(2).run(run_not_a_number)
+
+
+def fail_forward(world, model):
+    """Rank 1 has an error in its forward pass, and the other ranks have gradients."""
+    if world.rank == 1:
+        hook = model.blocks[1].register_forward_pre_hook(lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            model(ids_of(7, world.rank))
+        hook.remove()
+    else:
+        loss_of(model(ids_of(7, world.rank))).backward()
+
+
+def run_failed_pass(world, stage):
+    """All ranks drop the gradients of the pass. A rank without any takes part if all have averaged them before. If they
+    have not, the error names that call."""
+    model, optimizer = trained(world, "sgd", stage)
+    before = values(model)
+    fail_forward(world, model)
+    optimizer.gradient_norms()
+    optimizer.zero_grad()
+    equal(world, values(model), before)
+    go_back(model, optimizer, 8, world.rank)
+    optimizer.step()
+    other, theirs = trained(world, "sgd", stage)
+    go_back(other, theirs, 8, world.rank)
+    theirs.step()
+    equal(world, values(model), values(other))
+    fail_forward(world, model)
+    with pytest.raises((exceptions.MismatchError, exceptions.AbortedError)) as raised:
+        optimizer.zero_grad()
+        go_back(model, optimizer, 8, world.rank)
+        optimizer.step()
+    return str(raised.value)
+
+
+@pytest.mark.parametrize("stage", [0, 3])
+def test_a_pass_that_fails_on_one_rank(shared, stage):
+    texts = shared(2).run(run_failed_pass, stage)
+    assert any("a pass of some ranks only, call optimizer.gradient_norms() on all" in text for text in texts), texts
 
 
 def run_stale_graph(world):

@@ -18,6 +18,8 @@ PLACEMENTS = {"shared": 0, "replicated": 1, "sharded": 2, "whole": 3}
 # The types that parameters may have.
 DTYPES = {torch.float32: b"float32", torch.bfloat16: b"bfloat16", torch.float16: b"float16", torch.float64: b"float64"}
 RULES = {"none": 0, "sgd": 1, "momentum": 2, "adam": 3, "adamw": 4}
+# the calls of an optimizer by which a program makes those that error texts name
+_CALLS = {"tutti_zero_drop": "zero_grad()", "tutti_zero_settle": "optimizer.gradient_norms()"}
 
 
 # The structures of include/tutti_zero.h, with the same fields in the same order.
@@ -129,8 +131,10 @@ class Core:
                 raise type(error)(self._named(str(error))) from None
 
     def _named(self, text: str) -> str:
-        """Returns the library's text with the names of units and parameters in place of their numbers, and with a
-        likely reason why a rank has not come."""
+        """Returns the library's text with the names of units and parameters in place of their numbers, with calls of
+        the optimizer in place of C functions, and with a likely reason why a rank has not come."""
+        for function, call in _CALLS.items():
+            text = text.replace(function, call)
         for kind, names in (("unit", self._names.units), ("parameter", self._names.parameters)):
             numbered = {str(number): name for number, name in enumerate(names)}
             text = re.sub(rf"\b{kind} (\d+)\b",
@@ -222,7 +226,8 @@ class Core:
         self._check(self._calls.tutti_zero_publish(self._zero))
 
     def drop(self) -> None:
-        """Discards the gradients of this step. Collective if any rank has gradients."""
+        """Discards the gradients of this step. Collective if all ranks have gradients or have settled them; a rank
+        without either does nothing."""
         self._check(self._calls.tutti_zero_drop(self._zero))
 
     def piece(self, number: int) -> Piece:

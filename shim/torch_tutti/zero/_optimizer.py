@@ -209,7 +209,8 @@ class ZeroOptimizer(torch.optim.Optimizer):
                              f"({self._rule}); set them before zero.shard")
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Drops gradients that no step has used. Collective if any rank has one."""
+        """Drops gradients that no step has used. Collective if all ranks have some. If an error ended a pass of some
+        ranks only, and the others have gradients, call gradient_norms() on all ranks before."""
         self._gradients.hide()
         self._local.zero_grad()
         was_probing, self._is_probing = self._is_probing, False

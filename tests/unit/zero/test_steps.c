@@ -132,9 +132,24 @@ static void drop_used_gradients(struct rank *me)
     tutti_status status = me->rank == 1 ? tutti_zero_drop(zero) : tutti_zero_step(zero, &descent, 1);
     /* ABORTED: another rank found the mismatch before. */
     REQUIRE(status == TUTTI_MISMATCH || status == TUTTI_ABORTED);
+    if (status == TUTTI_MISMATCH) REQUIRE_ERROR("call tutti_zero_settle on all");
     world_meet(me);
     REQUIRE(is_all(zero, 0, 0) && tutti_zero_settle(zero) == status);
     world_meet(me);
+    REQUIRE(tutti_zero_destroy(zero) == TUTTI_OK);
+}
+/* One rank has no gradient when all drop those of the step, which they have settled. */
+static void drop_absent_gradients(struct rank *me)
+{
+    tutti_zero *zero = make_four(me, way_of(me), 0);
+    for (int step = 0; step < 4; step++) {
+        for (int p = 3; p >= 0 && me->rank != step % me->size; p--) write_gradient(zero, p, 7);
+        REQUIRE(tutti_zero_settle(zero) == TUTTI_OK && tutti_zero_drop(zero) == TUTTI_OK);
+        for (int p = 3; p >= 0; p--) write_gradient(zero, p, 1);
+        REQUIRE(tutti_zero_step(zero, &descent, 1) == TUTTI_OK);
+        use_units(zero);
+        for (int p = 0; p < 4; p++) REQUIRE(is_all(zero, p, (float)(-step - 1)));
+    }
     REQUIRE(tutti_zero_destroy(zero) == TUTTI_OK);
 }
 /* A unit whose sum has not started yet is not summed while the program adds a second gradient. */
@@ -171,6 +186,7 @@ static void test_ranks_that_drop_add_or_leave(void **state)
     for (int ahead = 0; ahead < 2; ahead++) {
         struct way way = { TUTTI_ZERO_SHARED, ahead };
         world_threads(4, NULL, drop_used_gradients, &way);
+        world_threads(2, NULL, drop_absent_gradients, &way);
         world_threads(2, NULL, add_to_waiting_gradient, &way);
         world_threads(2, NULL, leave_before_the_step, &way);
     }
