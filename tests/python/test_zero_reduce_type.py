@@ -68,7 +68,8 @@ def layers():
 
 
 def run_beside_fsdp(world, reduce_dtype):
-    policy = {"param_dtype": torch.bfloat16, "reduce_dtype": reduce_dtype}
+    # without a type, FSDP2 sums in that of the parameters that compute, but in float32 from torch 2.15 on
+    policy = {"param_dtype": torch.bfloat16, "reduce_dtype": reduce_dtype or torch.bfloat16}
     mesh = init_device_mesh("cpu", (world.size,))
     judge, model = layers(), layers()
     for module in (judge[0], judge[2], judge):
