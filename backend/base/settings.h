@@ -22,7 +22,8 @@
     X(spins, "TUTTI_SPINS", NUMBER, "-1", "-1 or more", \
       "polls before a waiting thread yields (-1: derived from the cost of a sleep)") \
     X(yields, "TUTTI_YIELDS", NUMBER, "-1", "-1 or more", \
-      "yields before a waiting thread sleeps (-1: derived from the cost of a sleep)") \
+      "yields before a waiting thread sleeps, unless a yield shows that other programs want its core (-1: derived " \
+      "from the cost of a sleep)") \
     X(hosts, "TUTTI_HOSTS", TEXT, "", "", \
       "simulates several hosts on this one: the number of hosts, or the host of each rank as in 0,1,0,1 (empty: " \
       "off)") \

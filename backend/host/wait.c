@@ -11,6 +11,7 @@
 #include "backend/base/clock.h"
 #include "backend/base/pause.h"
 #include "backend/base/settings.h"
+#include "backend/host/contention.h"
 #include <assert.h>
 #include <errno.h>
 #include <limits.h>
@@ -193,7 +194,8 @@ void wait_set_sleep(const struct wait_set *set, int most_ms)
 }
 
 /* ---- the backoff ---- */
-bool backoff_step(const struct backoff *backoff, int64_t n, bool core_is_wanted)
+/* Pauses or yields, unless both phases are over. */
+static bool backoff_spin(const struct backoff *backoff, int64_t n, bool core_is_wanted)
 {
     if (backoff_is_over(backoff, n)) return false;
     if (n < backoff->pauses && !core_is_wanted) {
@@ -201,12 +203,19 @@ bool backoff_step(const struct backoff *backoff, int64_t n, bool core_is_wanted)
         return true;
     }
     waiting_counter_add(WAITING_YIELDS, 1);
-    sched_yield();
+    core_yield();
     return true;
+}
+bool backoff_step(const struct backoff *backoff, int64_t n, bool core_is_wanted)
+{
+    /* A rank that wants the core does not keep it for long, so a yield to it is better than a sleep. */
+    bool yields = n >= backoff->pauses && !core_is_wanted;
+    return !(yields && core_is_contended()) && backoff_spin(backoff, n, core_is_wanted);
 }
 bool backoff_wait(const struct backoff *backoff, int64_t n, const struct wait_set *set, int most_ms)
 {
-    if (backoff_step(backoff, n, set->core_is_wanted)) return false;
-    wait_set_sleep(set, most_ms);
-    return true;
+    /* A sleep on an empty set lasts its whole time, so a yield is better there even on a contended core. */
+    bool spins = (set->count ? backoff_step : backoff_spin)(backoff, n, set->core_is_wanted);
+    if (!spins) wait_set_sleep(set, most_ms);
+    return !spins;
 }

@@ -45,9 +45,11 @@ static inline bool backoff_is_over(const struct backoff *backoff, int64_t n)
     return n >= backoff->pauses && n - backoff->pauses >= backoff->yields;
 }
 /* Pauses or yields after the n-th unsuccessful poll; a wanted core is yielded without a pause. Returns false, without
-   either, if the thread should sleep. */
+   either, if the thread should sleep: both phases are over, or it would yield a contended core (contention.h) that no
+   awaited rank wants. */
 bool backoff_step(const struct backoff *backoff, int64_t n, bool core_is_wanted);
-/* Does backoff_step, or sleeps until a word changes, for at most `most_ms`. Returns true if the thread slept. */
+/* Does backoff_step, or sleeps until a word changes, for at most `most_ms`. Returns true if the thread slept. With an
+   empty set it sleeps only when both phases are over. */
 bool backoff_wait(const struct backoff *backoff, int64_t n, const struct wait_set *set, int most_ms);
 /* Sleeps until a word of the set changes, for at most `most_ms`; at most 1 ms if `soon` is set. Sleeps the whole time
    if the set is empty. */
