@@ -1,8 +1,9 @@
-"""Tests that zero's steps in C have the bits of torch's optimizers, with and without fused=True."""
+"""Tests that zero's steps in C have the bits of torch's optimizers, with and without fused=True, and gradients those of
+autograd."""
 import pytest
 import torch
 from torch.nn.parallel import DistributedDataParallel
-from zero_training import OPTIMIZERS, Images, Network, train_beside
+from zero_training import OPTIMIZERS, Images, Network, Words, ids_of, loss_of, train_beside
 
 from torch_tutti import zero
 
@@ -50,3 +51,23 @@ def run_large(world):
 
 def test_large_tensors_and_other_groups(shared):
     shared(1).run(run_large)
+
+
+def run_tied(world, dtype):
+    """The gradients of a weight with three uses, in two lookups and a linear layer, are added in autograd's order."""
+    judge, model = Words(), Words()
+    model, optimizer = zero.shard(model, torch.optim.SGD(model.parameters(), lr=1), stage=2)
+    for step in range(3):
+        optimizer.zero_grad()
+        judge.zero_grad()
+        for each in (judge, model):
+            with torch.autocast("cpu", dtype or torch.bfloat16, enabled=dtype is not None):
+                loss = loss_of(each(ids_of(step, 0))) * 1024
+            loss.backward()
+        for (name, theirs), mine in zip(judge.named_parameters(), model.parameters()):
+            assert torch.equal(optimizer.gradient(mine), theirs.grad), name
+
+
+@pytest.mark.parametrize("dtype", [None, torch.float16, torch.bfloat16])
+def test_uses_of_tied_weights(shared, dtype):
+    shared(1).run(run_tied, dtype)

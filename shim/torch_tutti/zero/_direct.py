@@ -1,8 +1,10 @@
 """Computes the weight gradients of linear layers and embeddings directly in the unit's gradient buffer, where the core
-sums them. Autograd would allocate a gradient that a hook then copies. The operations are those of autograd, so the
-results are bit-identical."""
+sums them. Autograd would allocate a gradient that a hook then copies. The operations are those of autograd, and in its
+order, so the results are bit-identical. One rounding may differ if a weight has three or more uses, of which some are
+outside such layers: those are added last."""
 from __future__ import annotations
 
+from collections import Counter
 from types import MethodType
 from typing import TYPE_CHECKING, Any
 
@@ -112,7 +114,9 @@ def _multiply(self: nn.Linear, x: Tensor) -> Tensor:
 def _look_up(self: nn.Embedding, ids: Tensor) -> Tensor:
     """Replaces the forward of an embedding. Uses torch's own if the gradient must go through autograd."""
     owner = _owner_of(self.weight)
-    if owner is None or self.sparse or self.max_norm is not None or self.scale_grad_by_freq:
+    # with autocast the gradients of a linear layer go through autograd, and those of the same weight are added there
+    is_added = owner is not None and owner[1] in owner[0].tied and torch.is_autocast_enabled(self.weight.device.type)
+    if owner is None or is_added or self.sparse or self.max_norm is not None or self.scale_grad_by_freq:
         return nn.Embedding.forward(self, ids)
     padding = -1 if self.padding_idx is None else self.padding_idx
     return _Lookup.apply(ids, self.weight, padding, *owner)
@@ -123,9 +127,12 @@ _FORWARDS: dict[type[nn.Module], Any] = {nn.Linear: _multiply, nn.Embedding: _lo
 _multiply.__name__ = _look_up.__name__ = "forward"
 
 
-def replace_forwards(manager: Manager, model: nn.Module) -> None:
-    """Replaces the forward of the model's linear layers and embeddings whose weights the manager owns."""
-    for layer in model.modules():
-        forward = _FORWARDS.get(type(layer))
-        if forward and layer.weight in manager.number_of and "forward" not in vars(layer):
-            layer.forward = MethodType(forward, layer)
+def replace_forwards(manager: Manager, model: nn.Module) -> set[int]:
+    """Replaces the forward of the model's linear layers and embeddings whose weights the manager owns. Returns the
+    numbers of the weights that several of these layers have."""
+    layers = [layer for layer in model.modules() if type(layer) in _FORWARDS and layer.weight in manager.number_of]
+    for layer in layers:
+        if "forward" not in vars(layer):
+            layer.forward = MethodType(_FORWARDS[type(layer)], layer)
+    uses = Counter(manager.number_of[layer.weight] for layer in layers)
+    return {number for number, count in uses.items() if count > 1}

@@ -123,7 +123,8 @@ class Manager:
         self.uses = Uses(self, settings.reshard) if self.core.placement == "sharded" else None
         self.gradients = Gradients(self)
         self._install_hooks(model)
-        replace_forwards(self, model)
+        # numbers of the weights that several linear layers and embeddings have
+        self.tied = replace_forwards(self, model)
         clean_copies(model)
         self.optimizer = ZeroOptimizer(self, optimizer)
         # counts changes through `data` that the next gather or step would undo, or that each rank would repeat
