@@ -107,12 +107,10 @@ def find_absent(draw, program):
     return absent
 
 
-def draw_program(seed, size):
-    """Returns a program for so many ranks as plain data. Without float16 for more than two, whose sums are rounded in
-    several ways."""
+def draw_program(seed):
+    """Returns a program as plain data."""
     draw = random.Random(seed)
-    kinds = [kind for kind in KINDS if kind != "fp16" or size == 2]
-    program = {"model": draw.choice(list(MODELS)), "type": draw.choice(kinds), "groups": draw.choice((1, 1, 2, 3)),
+    program = {"model": draw.choice(list(MODELS)), "type": draw.choice(KINDS), "groups": draw.choice((1, 1, 2, 3)),
                "channels_last": draw.random() < 0.3, "frozen": [], "late parameters": []}
     draw_way(draw, program)
     if program["type"] not in PRECISIONS and program["way"] != "several" and draw.random() < 0.3:
@@ -131,13 +129,17 @@ def draw_program(seed, size):
 # all parameters in a step, as a part of the change, and of the parameters' norm; the relative difference of losses and
 # norms. Those of float32 and float64 are some hundred roundings (norms are float32); with 16 bits a rounding of one
 # parameter may be another one.
-Tolerance = collections.namedtuple("Tolerance", "relative absolute change rounding seen")
-TOLERANCES = collections.defaultdict(lambda: Tolerance(1e-4, 2e-5, 1e-3, 1e-6, 1e-4), {
-    "float64": Tolerance(1e-10, 1e-11, 1e-9, 1e-13, 1e-6),
-    "autocast": Tolerance(2 ** -8, 2 ** -9, 0.1, 1e-6, 2 ** -7),
-    "fp16": Tolerance(2 ** -8, 2 ** -9, 0.1, 1e-6, 2 ** -7),
-    "bf16": Tolerance(2 ** -5, 2 ** -6, 0.2, 1e-6, 2 ** -4),
-    "bfloat16": Tolerance(2 ** -5, 2 ** -6, 0.2, 1e-6, 2 ** -4)})
+# With 16 bits a gradient near zero may have another sign: of several passes and of clipped gradients both sides round
+# sums at other points, by one unit in the last place. Adam and RMSprop divide by the size of the gradient, so such a
+# parameter moves as far as any other, in another direction. `strays` is the part of the parameters that may do so; seen
+# was 1 of 4,096.
+Tolerance = collections.namedtuple("Tolerance", "relative absolute change rounding seen strays")
+TOLERANCES = collections.defaultdict(lambda: Tolerance(1e-4, 2e-5, 1e-3, 1e-6, 1e-4, 0), {
+    "float64": Tolerance(1e-10, 1e-11, 1e-9, 1e-13, 1e-6, 0),
+    "autocast": Tolerance(2 ** -8, 2 ** -9, 0.1, 1e-6, 2 ** -7, 0.001),
+    "fp16": Tolerance(2 ** -8, 2 ** -9, 0.1, 1e-6, 2 ** -7, 0.001),
+    "bf16": Tolerance(2 ** -5, 2 ** -6, 0.2, 1e-6, 2 ** -4, 0.001),
+    "bfloat16": Tolerance(2 ** -5, 2 ** -6, 0.2, 1e-6, 2 ** -4, 0.001)})
 
 
 def is_exact_step(program, events):
@@ -163,14 +165,20 @@ def compare_steps(world, program, sides):
     is_exact = is_exact and not ("adafactor" in program["optimizers"] and program["channels_last"])
     allowed, is_narrow = TOLERANCES[program["type"]], has_float32_values(program)
     before = None                       # the values of both sides, if they were compared
+    # the values after the last step, and how far two parameters that go in opposite directions may be apart by now
+    last, apart = flat(sides[0].model.parameters()), 0.0
     for step, events in enumerate(program["steps"]):
         (theirs, their_all, seen), (mine, my_all, my_seen) = (side.run_step(events, step) for side in sides)
         is_exact = is_exact and is_exact_step(program, events)
         # training that diverges multiplies each difference
         if not is_exact and not their_all.abs().max() < 100 and not my_all.abs().max() < 100:
             return
+        apart += 2 * (their_all - last).abs().max().item()
+        last = their_all
         close = {"rtol": 0, "atol": 0} if is_exact else {"rtol": allowed.relative, "atol": allowed.absolute}
-        torch.testing.assert_close(my_all, their_all, **close, msg=lambda text: f"step {step}: parameters: {text}")
+        without_strays = my_all if is_exact else replace_strays(my_all, their_all, close, apart, allowed.strays)
+        torch.testing.assert_close(without_strays, their_all, **close,
+                                   msg=lambda text: f"step {step}: parameters: {text}")
         torch.testing.assert_close(torch.tensor(my_seen), torch.tensor(seen), rtol=allowed.seen, atol=1e-6,
                                    equal_nan=True, msg=lambda text: f"step {step}: losses and norms: {text}")
         same_on_all_ranks(world, mine)
@@ -180,6 +188,13 @@ def compare_steps(world, program, sides):
                 compare_changes(step, before, current, allowed)
             before = current
     compare_states(sides, is_exact, allowed)
+
+
+def replace_strays(mine, theirs, close, apart, most):
+    """Returns `mine` with the values of `theirs` where they are not close, but not further apart than `apart`. If that
+    is more than the part `most` of all, returns `mine`."""
+    strays = ~torch.isclose(mine, theirs, **close) & ((mine - theirs).abs() <= apart)
+    return torch.where(strays, theirs, mine) if strays.sum() <= most * strays.numel() else mine
 
 
 def values_of_optimizers(sides):
@@ -197,8 +212,8 @@ def compare_changes(step, before, after, allowed):
 
 
 def compare_states(sides, is_exact, allowed):
-    """The optimizers have the same states at the end. Sums of squares may be rounded in another way."""
-    close = {"rtol": 1e-6, "atol": 0} if is_exact else {"rtol": 100 * allowed.relative, "atol": allowed.absolute}
+    """The optimizers have the same states at the end."""
+    close = {"rtol": 0, "atol": 0} if is_exact else {"rtol": 100 * allowed.relative, "atol": allowed.absolute}
     for theirs, mine in zip(*(side.way.optimizers for side in sides)):
         theirs, mine = theirs.state_dict()["state"], mine.state_dict()["state"]
         for number in theirs.keys() & mine.keys():
@@ -211,7 +226,7 @@ def compare_states(sides, is_exact, allowed):
 def run_seeds(world, seeds):
     """Runs the programs of these seeds. The error of a failing one has the program."""
     for seed in seeds:
-        program = draw_program(seed, world.size)
+        program = draw_program(seed)
         try:
             run_program(world, program)
         except BaseException as problem:

@@ -109,7 +109,7 @@ class Side:
         parts = [given] if len(names) == 1 else [[p for p in given if (p.dim() == 2) is is_matrix]
                                                  for is_matrix in (True, False)]
         plan = Plan([divided_in_groups(name, part, program["groups"]) for name, part in zip(names, parts)],
-                    program["options"], own, program["type"] == "bfloat16")
+                    program["options"], own, program["type"] == "bfloat16", program["way"] != "late")
         self.way = WAYS[program["way"]](self.model, plan) if is_zero else Ddp(
             self.model, plan, values if has_float32_values(program) else None)
         self.is_sharded = program["options"].get("hosts") == "sharded"

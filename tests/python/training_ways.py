@@ -14,10 +14,12 @@ from torch_tutti import zero
 class Plan:
     """The optimizers of a model: one or two classes, each with its parameter groups and settings. options: of the call
     that divides the model. own: a module that is no replica, or None. is_narrow: the model has 16 bits from the
-    beginning."""
+    beginning. scales_in_steps: clips by the method of an optimizer scale gradients of 16 bits in its step, in
+    float32."""
 
-    def __init__(self, optimizers, options, own, is_narrow):
+    def __init__(self, optimizers, options, own, is_narrow, scales_in_steps):
         self.optimizers, self.options, self.own, self.is_narrow = optimizers, options, own, is_narrow
+        self.scales_in_steps = scales_in_steps
 
     def make(self, values=None):
         """Returns the optimizers. values: {parameter: what they step in its place}."""
@@ -103,11 +105,12 @@ def make_ddp(model):
         return DistributedDataParallel(model, find_unused_parameters=True, broadcast_buffers=False)
 
 
-def sum_and_divide(group, bucket):
-    """A communication hook: sums gradients of float16 before the division, as zero does. DistributedDataParallel itself
-    divides them first, which rounds small ones to multiples of 2^-24."""
-    work = dist.all_reduce(bucket.buffer(), async_op=True)
-    return work.get_future().then(lambda _: bucket.buffer().mul_(1 / dist.get_world_size()))
+def average(group, bucket):
+    """A communication hook: averages gradients of float16 in float32 and rounds them once, as zero does for a power of
+    two of ranks. DistributedDataParallel itself divides them first, which rounds small ones to multiples of 2^-24. For
+    other numbers of ranks zero does so, too, because no other division is exact."""
+    work = dist.all_reduce(bucket.buffer(), dist.ReduceOp.AVG, async_op=True)
+    return work.get_future().then(lambda _: bucket.buffer())
 
 
 def send_buffers(model, own):
@@ -139,8 +142,9 @@ class Ddp:
         DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(self.model, ignored)
         send_buffers(self.model, self.plan.own)
         self.called = make_ddp(self.model)
-        if any(p.dtype == torch.float16 for p in self.model.parameters()):
-            self.called.register_comm_hook(None, sum_and_divide)
+        ranks = dist.get_world_size()
+        if any(p.dtype == torch.float16 for p in self.model.parameters()) and ranks & (ranks - 1) == 0:
+            self.called.register_comm_hook(None, average)
 
     def whole(self):
         return contextlib.nullcontext()
@@ -161,7 +165,7 @@ class Ddp:
 
     def clip(self, parameters, most):
         """Clips the norm of all gradients in the way that needs no other memory."""
-        if not isinstance(self.optimizers[0], Rounded):
+        if not isinstance(self.optimizers[0], Rounded) or not self.plan.scales_in_steps:
             return clip_grad_norm_(parameters, most)
         norm = torch.nn.utils.get_total_norm([p.grad.float() for p in parameters if p.grad is not None])
         for optimizer in self.optimizers:
