@@ -35,7 +35,7 @@ struct shm_link {
     bool is_dropping;
     /* These parts of the outgoing pair are reserved. */
     bool eager_ready, pipe_ready;
-    /* A receive of `shares` has failed. No other one begins, because the sender may still copy parts of the failed
+    /* A receive of `shares` has failed. From then on none begins, because the sender may still copy parts of the failed
        one. */
     bool shares_refused;
     /* The peer's bell must ring. */

@@ -159,7 +159,7 @@ static bool share_poll_receive(struct shm *shm, struct shm_link *link)
     if (status == TUTTI_OK && transfer->moved)
         share_send_envelope(shm, link, transfer, ENVELOPE_FINISHED, 0, transfer->peer_location);
     /* After a failure no other receive begins, because the sender may still copy parts of this one. */
-    link->shares_refused = status != TUTTI_OK;
+    if (status != TUTTI_OK) link->shares_refused = true;
     share_end_receive(shm, link);
     if (status == TUTTI_OK) transfer_complete(transfer);
     else router_fail_transfer(shm->base.router, transfer, status);
@@ -220,7 +220,7 @@ void share_handle_finished(struct shm *shm, struct shm_link *link, const struct 
 /* ---- both ---- */
 bool share_poll(struct shm *shm, struct shm_link *link)
 {
-    bool moved = link->shares.first && share_poll_receive(shm, link);
+    bool moved = link->shares.first && !link->shares_refused && share_poll_receive(shm, link);
     if (link->helped_send) moved |= share_poll_send(shm, link);
     return moved;
 }

@@ -58,12 +58,29 @@ struct seat_callbacks {
     struct table *table;
     int rank;
 };
+static bool callback_opens(void *context, const void *at, size_t bytes)
+{
+    const struct table *t = ((struct seat_callbacks *)context)->table;
+    uintptr_t offset = (uintptr_t)at - (uintptr_t)t->readable;
+    return offset < t->readable_bytes && bytes <= t->readable_bytes - offset;
+}
+static bool callback_reads(void *context)
+{
+    (void)context;
+    return true;
+}
+static tutti_status callback_read(void *context, int rank, uint64_t at, void *to, size_t bytes)
+{
+    (void)context;
+    (void)rank;
+    memcpy(to, (const void *)(uintptr_t)at, bytes);
+    return TUTTI_OK;
+}
 static bool callback_find(void *context, const void *at, size_t bytes, struct remote *out)
 {
     struct seat_callbacks *g = context;
-    (void)bytes;
     *out = (struct remote){ 1, (uintptr_t)at };
-    return g->table->reachable >> g->rank & 1;
+    return (g->table->reachable >> g->rank & 1) && !callback_opens(context, at, bytes);
 }
 static tutti_status callback_reach(void *context, int rank, bool sends, struct remote place, size_t bytes,
     unsigned char **out)
@@ -146,7 +163,8 @@ void table_open_sharing(struct table *t, int size, unsigned reachable)
     for (int r = 0; r < size; r++) {
         t->all_callbacks[r] = (struct seat_callbacks){ t, r };
         struct shm_callbacks callbacks = { &t->all_callbacks[r], seat_pair, seat_open, seat_ring, callback_stream,
-            callback_stream, true, callback_find, callback_reach, callback_enter, callback_leave, NULL, NULL, NULL };
+            callback_stream, true, callback_find, callback_reach, callback_enter, callback_leave, callback_opens,
+            callback_reads, callback_read };
         seat_rank(t, r, new_router(r, size, NULL), &callbacks, NULL);
     }
 }

@@ -62,6 +62,9 @@ struct table {
     bool forbidden;
     /* The error that the callback `reach` returns, or OK. */
     tutti_status refusal;
+    /* Peers can only read this memory, and cannot map it. */
+    const unsigned char *readable;
+    size_t readable_bytes;
     struct seat_callbacks *all_callbacks;
 };
 /* These create and connect the routers. table_open_sharing lets peers reach the memory of the ranks in `reachable`. */

@@ -174,23 +174,51 @@ static void test_a_transfer_ends_after_its_last_envelope(void **state)
         table_close(&s.t);
     }
 }
-/* The receiver fails to reach the first of two messages. It does not begin the second, because the sender still helps
-   with the first and would treat another SHARE as invalid. */
-static void test_after_a_failure_the_next_message_does_not_begin(void **state)
+/* A receiver reads a message alone if peers can map neither end. */
+static void test_a_tensor_that_is_only_readable_is_read(void **state)
 {
     (void)state;
     struct scene s;
-    struct transfer second[2];
-    struct piece pieces[2] = { { got, MOST, MOST }, { sent, MOST, MOST } };
+    static unsigned char readable[2][MOST];
+    s = (struct scene){ .out_x = { .peer = 0 } };
+    table_open_sharing(&s.t, 2, BOTH);
+    s.t.readable = *readable;
+    s.t.readable_bytes = sizeof readable;
+    bytes_fill(readable[1], MOST, MOST);
+    post(&s, &s.in_x, &s.in, readable[0], MOST);
+    post(&s, &s.out_x, &s.out, readable[1], MOST);
+    poll_both(&s, 20);
+    assert_int_equal(s.out_x.state, TRANSFER_DONE);
+    assert_int_equal(s.in_x.state, TRANSFER_DONE);
+    assert_true(bytes_are(readable[0], MOST, MOST));
+    struct pair *pair = (struct pair *)(void *)(s.t.memory + s.t.pair_bytes);
+    for (int i = 0; i < PIPE_SLOTS; i++) assert_int_equal(atomic_load(&pair->slots[i].sequence), 0);
+    table_close(&s.t);
+}
+/* The receiver fails to reach the first of three messages. It does not begin the second, which it could only read, and
+   the third, because the sender still helps with the first and would treat another SHARE as invalid. */
+static void test_after_a_failure_no_other_message_begins(void **state)
+{
+    (void)state;
+    struct scene s;
+    static unsigned char memory[3][MOST];
+    unsigned char *readable_from = memory[2];
+    struct transfer later[2][2];
+    struct piece pieces[2][2] = { { { memory[1], MOST, MOST }, { readable_from, MOST, MOST } },
+        { { memory[0], MOST, MOST }, { sent, MOST, MOST } } };
+    memset(memory[0], 0, 2 * sizeof *memory);
     scene_open(&s, BOTH, MOST);
-    for (int side = 0; side < 2; side++) {
-        second[side] = (struct transfer){ .name = { 0, 2 },
+    s.t.readable = memory[1];
+    s.t.readable_bytes = 2 * sizeof *memory;
+    for (int k = 0; k < 4; k++) {
+        int side = k % 2;
+        later[k / 2][side] = (struct transfer){ .name = { 0, 2 + (uint64_t)k / 2 },
             .peer = side,
             .is_send = side,
-            .pieces = &pieces[side],
+            .pieces = &pieces[k / 2][side],
             .piece_count = 1,
             .may_share = true };
-        router_post(s.t.routers[!side], &second[side]);
+        router_post(s.t.routers[!side], &later[k / 2][side]);
     }
     s.t.delay = 2;
     poll_rank(&s, 1, 1);
@@ -203,11 +231,10 @@ static void test_after_a_failure_the_next_message_does_not_begin(void **state)
     s.t.refusal = TUTTI_OK;
     poll_both(&s, 20);
     assert_int_equal(s.out_x.state, TRANSFER_POSTED);
-    assert_int_equal(second[1].state, TRANSFER_POSTED);
-    assert_int_equal(second[0].state, TRANSFER_POSTED);
-    for (size_t i = 0; i < MOST; i++) assert_int_equal(got[i], 0);
-    assert_true(router_cancel(s.t.routers[1], &second[0]));
-    for (int side = 0; side < 2; side++) assert_true(router_cancel(s.t.routers[0], side ? &second[1] : &s.out_x));
+    for (int k = 0; k < 4; k++) assert_int_equal(later[k / 2][k % 2].state, TRANSFER_POSTED);
+    for (size_t i = 0; i < MOST; i++) assert_int_equal(got[i] | memory[0][i] | memory[1][i], 0);
+    for (int k = 0; k < 4; k++) assert_true(router_cancel(s.t.routers[!(k % 2)], &later[k / 2][k % 2]));
+    assert_true(router_cancel(s.t.routers[0], &s.out_x));
     table_close(&s.t);
 }
 /* If access is forbidden, as after a failure, no rank copies. Transfers stay posted until they are cancelled. */
@@ -321,7 +348,8 @@ int test_share(void)
         cmocka_unit_test(test_a_failed_mapping_fails_its_transfer),
         cmocka_unit_test(test_memory_freed_after_the_last_part_is_no_error),
         cmocka_unit_test(test_a_transfer_ends_after_its_last_envelope),
-        cmocka_unit_test(test_after_a_failure_the_next_message_does_not_begin),
+        cmocka_unit_test(test_a_tensor_that_is_only_readable_is_read),
+        cmocka_unit_test(test_after_a_failure_no_other_message_begins),
         cmocka_unit_test(test_forbidden_memory_is_not_touched),
         cmocka_unit_test(test_a_cancelled_transfer_is_not_touched),
         cmocka_unit_test(test_many_messages_at_once_arrive_whole),
