@@ -8,7 +8,7 @@
 /* The number of allocations until one fails for a test. It is not positive if none will. */
 static atomic_int countdown;
 
-void memory_fail_after(int n) { atomic_store(&countdown, n); }
+int memory_fail_after(int n) { return atomic_exchange(&countdown, n); }
 /* Counts an allocation down. Returns true if it is the one that a test wants to fail. */
 static bool memory_take_failure(void)
 {
@@ -34,7 +34,8 @@ void *memory_grow(void *array, int count, int *capacity, size_t bytes)
 }
 void *memory_trim(void *array, int count, int *capacity, size_t bytes)
 {
-    void *moved = array && count ? realloc(array, (size_t)count * bytes) : NULL;
+    if (!array || !count || memory_take_failure()) return array;
+    void *moved = realloc(array, (size_t)count * bytes);
     if (moved) *capacity = count;
     return moved ? moved : array;
 }

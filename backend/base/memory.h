@@ -17,8 +17,9 @@ void *memory_grow(void *array, int count, int *capacity, size_t bytes);
 /* Frees the capacity beyond `count` elements of `bytes` bytes, and returns the array, which may have moved. Changes
    nothing if `count` is 0 or memory is short. */
 void *memory_trim(void *array, int count, int *capacity, size_t bytes);
-/* For tests: makes the n-th allocation from now fail; 0 turns this off. */
-void memory_fail_after(int n);
+/* For tests: makes the n-th allocation from now fail; 0 turns this off. Returns the n that is left of an earlier call,
+   which is not positive if that allocation has failed. */
+int memory_fail_after(int n);
 
 /* These two set *out, and return false if the result does not fit. */
 static inline bool size_multiply(size_t a, size_t b, size_t *out) { return !__builtin_mul_overflow(a, b, out); }

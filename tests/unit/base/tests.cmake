@@ -1,1 +1,1 @@
-tutti_units(unit_base base base settings sha256 log)
+tutti_units(unit_base base base settings sha256 log memory)
