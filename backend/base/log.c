@@ -37,8 +37,10 @@ void log_write(enum log_level level, const char *format, ...)
     va_start(arguments, format);
     int more = vsnprintf(line + used, sizeof line - (size_t)used - 1, format, arguments);
     va_end(arguments);
+    if (more < 0)
+        snprintf(line + used, sizeof line - (size_t)used - 1, "a text with the format \"%s\" cannot be formatted",
+            format);
     size_t length = strnlen(line, sizeof line - 2);
-    if (more < 0) return;
     line[length++] = '\n';
     ssize_t ignored = write(STDERR_FILENO, line, length);
     (void)ignored;
