@@ -90,7 +90,7 @@ static tutti_status window_exchange_offers(tutti_comm *comm, struct tutti_window
     TRY(comm_gather(comm, &mine, sizeof mine, all));
     TRY(offers_check_equal(comm, all));
     for (int r = 0; r < comm->group.size; r++)
-        if (all[r].number > comm->windows.last_number) comm->windows.last_number = (uint32_t)all[r].number;
+        if (all[r].number > comm->windows.last_number) comm->windows.last_number = all[r].number;
     w->number = ++comm->windows.last_number;
     return TUTTI_OK;
 }

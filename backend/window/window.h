@@ -110,11 +110,11 @@ struct tutti_window {
 };
 /* Describes the memory of one rank to all others when they make a window. The size is fixed, without padding. */
 struct window_offer {
-    uint64_t bytes, number;
+    uint64_t bytes;
     /* The memory in the arena; block 0: peers cannot map it. */
     struct location at;
-    uint32_t dtype;
-    int32_t status;
+    /* `number`: the number of this rank's last window. */
+    uint32_t dtype, number;
 };
 /* Returns the bytes of a row in a group of `size` ranks. */
 static inline size_t window_row_bytes(int size)
