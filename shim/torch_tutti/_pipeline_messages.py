@@ -140,10 +140,6 @@ class Messages:
                     remaining.append(entry)
         self._sends = remaining
 
-    def forget(self) -> None:
-        """Drops all sends after a failure, because none of them will complete."""
-        self._sends = []
-
     # ---- receiving ----
     def _post(self, signature: Signature, peer: int, tag: int, device: torch.device) -> PostedReceives:
         """Posts a receive from `peer` for each tensor of a signature, into new tensors on the device."""

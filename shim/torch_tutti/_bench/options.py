@@ -16,7 +16,6 @@ OPERATIONS = ("sum", "prod", "max", "min", "avg")
 # Name in the table: name in torch.
 TYPES = {"int8": "int8", "uint8": "uint8", "int32": "int32", "int64": "int64", "half": "float16", "float": "float32",
          "double": "float64", "bfloat16": "bfloat16"}
-AVERAGES = ("rank 0", "mean", "least", "greatest")
 DEFAULT_BYTES = 32 << 20
 COMMANDS = (*COLLECTIVES, "all", "compare")
 
