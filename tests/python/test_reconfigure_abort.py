@@ -6,7 +6,8 @@ import pytest
 import torch.distributed as dist
 
 import torch_tutti
-from members import Member, backend_of, ways
+from members import NEWER, Member, backend_of, ways
+from torch_tutti import _reconfigure
 
 UUID, AGAIN = 1, 2
 
@@ -131,3 +132,47 @@ def abort_before_all_come(world, way):
 @ways
 def test_abort_ends_the_wait_of_the_others(fresh, way):
     fresh(3, join=False).run(abort_before_all_come, way)
+
+
+def abort_in_agreement(world, way):
+    """Rank 2 stops when it has joined. The others wait for it until rank 1 aborts: all members agree on the count of
+    groups that torch has made. Returns the error of this rank."""
+    member = Member(world, way)
+    reached, free, update_torch_tables = threading.Event(), threading.Event(), _reconfigure.update_torch_tables
+
+    def hold(*arguments):
+        reached.set()
+        if world.rank == 2:
+            free.wait()
+        update_torch_tables(*arguments)
+    _reconfigure.update_torch_tables = hold
+    handles, found = member.collect("handles"), []
+    thread = threading.Thread(target=change, args=(member, handles, found))
+    thread.start()
+    reached.wait()
+    member.meet("reached")
+    if world.rank == 1:
+        before = torch_tutti.waiting()["sleeps"]
+        while torch_tutti.waiting()["sleeps"] == before:
+            pass
+        backend_of().abort()
+    if world.rank == 2:
+        world.store.wait(["failed/0", "failed/1"])
+        free.set()
+    thread.join()
+    world.store.set(f"failed/{world.rank}", "")
+    _reconfigure.update_torch_tables = update_torch_tables
+    member.all(AGAIN)
+    part = dist.new_group([0, 2])
+    if world.rank != 1:
+        dist.barrier(group=part)
+    return [f"{type(error).__name__}: {error}" for error in found]
+
+
+@ways
+@pytest.mark.skipif(not NEWER, reason="torch before 2.14 makes another default group, without an agreement")
+def test_abort_ends_the_agreement_of_the_members(fresh, way):
+    """The change fails on all ranks, and the next one succeeds."""
+    for rank, errors in enumerate(fresh(3, join=False).run(abort_in_agreement, way)):
+        assert len(errors) == 1, errors
+        assert errors[0].startswith("AbortedError: ") and "rank 1" in errors[0], (rank, errors)
