@@ -98,10 +98,6 @@ class Across:
     def signal(self, rank, number):
         self.agents[self.placement[rank]].ask({"pid": self.pids[rank], "number": int(number)})
 
-    def alive(self, rank):
-        """Returns true unless kill() or close() has closed the pipe to the rank."""
-        return not self.pipes[rank].closed
-
     def collect(self, limit_s, ranks=None):
         """Returns an outcome of each rank. Kills all ranks and raises AssertionError if one does not answer in time."""
         until, outcomes = time.monotonic() + limit_s, []
