@@ -4,10 +4,10 @@
     python tests/faults/kill_storm.py --seed 7 --only 412     one of them again: the same operations and moments
     python tests/faults/kill_storm.py --ranks 4 --hosts 2     jobs of four ranks on two simulated hosts
 
-Requirements after every cycle: every survivor ended by itself, with an error that names a killed rank, the same one on
-all survivors (or it had finished before); all its results until then were right; no process, no name in /dev/shm, no
-socket and no file is left. Times are reported and not judged, but a survivor that has not ended after LIMIT_S counts as
-hung.
+Requirements after every cycle: all ranks had reached the phase before the kill; every survivor ended by itself, with an
+error that names a killed rank, the same one on all survivors (or it had finished before); all its results until then
+were right; no process, no name in /dev/shm, no socket and no file is left. Times are reported and not judged, but a
+survivor that has not ended after LIMIT_S counts as hung.
 
 The parent has loaded torch and the library but never used them, so it can fork ranks, and a cycle takes a fraction of a
 second.
@@ -82,11 +82,15 @@ def draw(seed, number, phases, size=2):
                 int(2 ** chance.uniform(0, 22)) * 2 // size)
 
 
-def judge(plan, outcomes, left):
+def judge(plan, outcomes, left, reached):
     """Returns the problems of a cycle as text, or "". outcomes: those of the survivors. left: the traces that the cycle
-    has left behind."""
+    has left behind. reached: the number of ranks that had reached the phase before the kill; the kill in the phase
+    "init" waits for none."""
     blamed = {outcome.rank: blame(outcome.text) for outcome in outcomes if outcome.text}
     problems = ["left behind: " + ", ".join(left)] if left else []
+    if plan.phase != "init" and reached < plan.size:
+        problems.append(f"only {reached} of {plan.size} ranks reached the phase {plan.phase} within {LIMIT_S:.0f} s, "
+                        "so the kill tested another phase")
     problems += [f"rank {outcome.rank} {problem}" for outcome in outcomes
                  if (problem := judge_one(plan, outcome, blamed))]
     if not problems and len(set(blamed.values())) > 1 and plan.phase != "init":
@@ -154,7 +158,8 @@ class Storm:
         be_rank(rank, body, ready, report)
 
     def cycle(self, plan):
-        """Runs one cycle. Returns the outcomes of the survivors, and the traces that are left."""
+        """Runs one cycle. Returns the outcomes of the survivors, the traces that are left, and the number of ranks
+        that had reached the phase before the kill."""
         body = self.body(plan)
         traces = Traces(self.folder)
         ready, tell_ready = os.pipe()
@@ -162,8 +167,7 @@ class Storm:
         processes = {rank: self.start(plan, rank, body, tell_ready, tell_report) for rank in range(plan.size)}
         os.close(tell_ready)
         os.close(tell_report)
-        if plan.phase != "init":
-            await_all(ready, plan.size)
+        reached = 0 if plan.phase == "init" else await_all(ready, plan.size)
         time.sleep(plan.delay_s)
         killed_at = time.monotonic()
         for victim in plan.victims:
@@ -173,7 +177,7 @@ class Storm:
         outcomes = await_survivors(processes, report, killed_at)
         os.close(ready)
         os.close(report)
-        return outcomes, traces.left()
+        return outcomes, traces.left(), reached
 
 
 def in_child(make):
@@ -193,13 +197,15 @@ def in_child(make):
 
 
 def await_all(ready, size):
-    """Waits until all ranks have reported that they have reached the phase, or all have ended."""
+    """Waits until all ranks have reported that they have reached the phase, or all have ended; LIMIT_S at most. Returns
+    the number of ranks that have reported it."""
     deadline, reported = time.monotonic() + LIMIT_S, b""
     while len(reported) < size and select.select([ready], [], [], max(0, deadline - time.monotonic()))[0]:
         more = os.read(ready, size)
         if not more:
-            return
+            break
         reported += more
+    return len(reported)
 
 
 def await_survivors(processes, report, killed_at):
@@ -286,8 +292,8 @@ def main():
             storm.open_store()
         for number in numbers:
             plan = draw(options.seed, number, phases, options.ranks)
-            outcomes, left = storm.cycle(plan)
-            problem = judge(plan, outcomes, left)
+            outcomes, left, reached = storm.cycle(plan)
+            problem = judge(plan, outcomes, left, reached)
             times[plan.phase] += [outcome.seconds for outcome in outcomes if outcome.text]
             if problem or options.only is not None:
                 problems += bool(problem)

@@ -22,8 +22,8 @@ WELL = kill_storm.Outcome(rank=0, status=rank.PEER_LOST, text="rank 1 of the gro
 OTHERS = [replace(WELL, rank=2), replace(WELL, rank=3)]
 
 
-def judge(plan, *outcomes, left=()):
-    return kill_storm.judge(plan, outcomes, left)
+def judge(plan, *outcomes, left=(), reached=None):
+    return kill_storm.judge(plan, outcomes, left, plan.size if reached is None else reached)
 
 
 def test_judge_accepts_survivors_that_blame_a_killed_rank():
@@ -45,6 +45,22 @@ def test_judge_finds_one_survivor_with_a_bad_end(change):
 
 def test_judge_reports_traces_that_are_left():
     assert judge(PLAN, WELL, *OTHERS, left=["socket 12345"]) == "left behind: socket 12345"
+
+
+def test_judge_finds_ranks_that_did_not_reach_the_phase():
+    assert judge(PLAN, WELL, *OTHERS, reached=3).startswith("only 3 of 4 ranks reached the phase collective within")
+    assert judge(replace(PLAN, phase="init"), WELL, *OTHERS, reached=0) == ""
+
+
+@pytest.mark.parametrize("closes", [False, True])
+def test_await_all_counts_the_ranks_that_have_reported(monkeypatch, closes):
+    monkeypatch.setattr(kill_storm, "LIMIT_S", 0.01)
+    ready, tell_ready = os.pipe()
+    with os.fdopen(ready, "rb"), os.fdopen(tell_ready, "wb", buffering=0) as pipe:
+        pipe.write(b"xx")
+        if closes:
+            pipe.close()
+        assert kill_storm.await_all(ready, 3) == 2
 
 
 def test_judge_finds_survivors_that_blame_different_ranks():
