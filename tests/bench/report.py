@@ -17,8 +17,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 # A test loads this file by its path.
-sys.path.insert(0, str(ROOT / "tests/bench"))
+sys.path[:0] = [str(ROOT / "tests/bench"), str(ROOT / "tests/bench/hosts")]
 
+import compare_hosts  # noqa: E402
 import processors  # noqa: E402
 from words import KI, LIMIT_GOAL, MI, judge, of_limit, ratio, size, table, time, what, where  # noqa: E402
 
@@ -276,6 +277,8 @@ def pictures(results, folder):
 
 
 HOSTS_DRAWN = ("allreduce", "allgather", "broadcast", "all_to_all")
+# The ways of compare_hosts.py that the picture shows, and their styles.
+WAYS_DRAWN = {"tutti by ucx": "C0--", "tutti by tcp": "C2--", "gloo": "C4--"}
 
 
 def hosts_curves(results, per_host, collective):
@@ -284,11 +287,16 @@ def hosts_curves(results, per_host, collective):
     for library, style in (("tutti", "C0.-"), ("Open MPI", "C1.-"), ("MPICH", "C3.-")):
         yield library, style, {row["bytes"]: row["times"][library] for row in rows if library in row["times"]}
     if collective == "allreduce" and "hosts" in results:
-        figures = results["hosts"]["figures"]
-        for way, style in (("tutti", "C0--"), ("gloo", "C4--")):
-            line = figures.get(f"{way} 2 x {per_host}", {})
-            yield f"{way} through torch" + " and UCX" * (way == "tutti"), style, {
-                int(count): seconds * 1e6 for count, seconds in line.items()}
+        for way, style in WAYS_DRAWN.items():
+            line = of_hosts(results["hosts"]["figures"], compare_hosts.case_name(way, per_host))
+            yield f"{way} through torch", style, {int(count): seconds * 1e6 for count, seconds in line.items()}
+
+
+def of_hosts(figures, name):
+    """Returns {bytes: seconds} of an all-reduce between two hosts; empty if it did not end well in any round."""
+    if name not in figures:
+        raise ValueError(f"{FILES['hosts']} lacks '{name}': it has {', '.join(figures)}; run script/bench hosts again")
+    return figures[name]
 
 
 def hosts_picture(results, folder):
@@ -353,9 +361,7 @@ def growth(results):
 
 # ---- between hosts ----
 def hosts(results):
-    sys.path.insert(0, str(ROOT / "tests/bench/hosts"))
-    from compare_hosts import table as between_hosts
-    return "\n".join((taken(), "", *between_hosts(results["hosts"]["figures"])))
+    return "\n".join((taken(), "", *compare_hosts.table(results["hosts"]["figures"])))
 
 
 def hosts_peers(results):

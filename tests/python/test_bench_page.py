@@ -96,6 +96,20 @@ def test_peers_between_hosts_have_tables_by_ranks_of_a_host(report):
     assert "2 hosts x 2. Open MPI ÷ tutti, private tensors:" in text and "| allgather | 0.50 |" in text
 
 
+def test_each_way_between_hosts_has_its_curve(report):
+    line = {size: 1e-5 for size in report.compare_hosts.SIZES.split(",")}
+    # The names are those under which a run writes its figures.
+    figures = {name: line for name in report.compare_hosts.cases(with_ucx=True)}
+    row_of_hosts = {"collective": "allreduce", "bytes": 8, "times": {"tutti": 2.0}}
+    results = {"hosts": {"figures": figures}, "hosts_peers": {"rows": {"1": [row_of_hosts]}}}
+    curves = {label: points for label, _, points in report.hosts_curves(results, "1", "allreduce")}
+    for way in ("tutti by ucx", "tutti by tcp", "gloo"):
+        assert curves[f"{way} through torch"][65536] == pytest.approx(10)
+    del figures["tutti by ucx 2 x 1"]
+    with pytest.raises(ValueError, match=r"hosts\.json lacks 'tutti by ucx 2 x 1': .* run script/bench hosts again"):
+        list(report.hosts_curves(results, "1", "allreduce"))
+
+
 @pytest.mark.parametrize("flags, text", [([61, 70], "share a level-3 cache"), ([210, 390], "share no cache"),
                                          ([60, 300], "in 50% of the rows they share")])
 def test_placement_of_the_cores_is_described(report, flags, text):

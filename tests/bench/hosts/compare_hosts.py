@@ -86,24 +86,30 @@ def allreduce(hosts, way, ranks):
     return {int(size): seconds for size, seconds in json.loads(lines[0]).items()}
 
 
+def case_name(way, ranks):
+    """Returns the name of an all-reduce in the figures of a run. way: one of WAYS. ranks: on each host."""
+    return f"{way} 2 x {ranks}"
+
+
 def cases(with_ucx):
     """Returns {name: function of the hosts}, in the order in which they take turns."""
     found = {"socket": sockets, **({"ucx": ucx} if with_ucx else {})}
     for ranks in (1, 2):
         for way in WAYS:
-            found[f"{way} 2 x {ranks}"] = lambda hosts, w=way, r=ranks: allreduce(hosts, w, r)
+            found[case_name(way, ranks)] = lambda hosts, w=way, r=ranks: allreduce(hosts, w, r)
     return found
 
 
 def measured(rounds, with_ucx):
-    """Returns the medians of the rounds, by case and figure."""
+    """Returns the medians of the rounds, by case and figure. A case without a round that ended well has no figures."""
     samples = {}
     with Hosts(2) as hosts:
         for turn in range(rounds):
             for name, measure in cases(with_ucx).items():
                 print(f"round {turn + 1} of {rounds}: {name}", file=sys.stderr)
+                of_case = samples.setdefault(name, {})
                 for key, value in measure(hosts).items():
-                    samples.setdefault(name, {}).setdefault(str(key), []).append(value)
+                    of_case.setdefault(str(key), []).append(value)
     return {name: {key: statistics.median(values) for key, values in figures.items()}
             for name, figures in samples.items()}
 
@@ -126,7 +132,7 @@ def table(found):
            "| encrypted ÷ plain | UCX, sockets ÷ least |")
     yield "|---" * 10 + "|"
     for ranks in (1, 2):
-        figures = [found.get(f"{way} 2 x {ranks}", {}) for way in WAYS]
+        figures = [found[case_name(way, ranks)] for way in WAYS]
         for size in SIZES.split(","):
             times = [figure.get(size) for figure in figures]
             if all(times):
