@@ -163,7 +163,9 @@ def compare_steps(world, program, sides):
     is_exact = program["way"] in EXACT_WAYS and "fused" not in program["optimizers"]
     # its means are sums in the order of memory, which zero does not keep
     is_exact = is_exact and not ("adafactor" in program["optimizers"] and program["channels_last"])
-    allowed, is_narrow = TOLERANCES[program["type"]], has_float32_values(program)
+    # Muon computes in bfloat16, which makes one rounding of a gradient a difference of 16 bits
+    kind = "autocast" if "muon" in program["optimizers"] and program["type"] == "float32" else program["type"]
+    allowed, is_narrow = TOLERANCES[kind], has_float32_values(program)
     before = None                       # the values of both sides, if they were compared
     # the values after the last step, and how far two parameters that go in opposite directions may be apart by now
     last, apart = flat(sides[0].model.parameters()), 0.0
@@ -212,15 +214,18 @@ def compare_changes(step, before, after, allowed):
 
 
 def compare_states(sides, is_exact, allowed):
-    """The optimizers have the same states at the end."""
+    """The optimizers have the same states at the end. Those of strays differ by at most twice the largest value."""
     close = {"rtol": 0, "atol": 0} if is_exact else {"rtol": 100 * allowed.relative, "atol": allowed.absolute}
     for theirs, mine in zip(*(side.way.optimizers for side in sides)):
         theirs, mine = theirs.state_dict()["state"], mine.state_dict()["state"]
-        for number in theirs.keys() & mine.keys():
-            for name in theirs[number].keys() & mine[number].keys():
-                if torch.is_tensor(theirs[number][name]):
-                    torch.testing.assert_close(mine[number][name], theirs[number][name], **close, check_dtype=False,
-                                               msg=lambda text: f"state {name} of parameter {number}: {text}")
+        common = [(number, name) for number in theirs.keys() & mine.keys()
+                  for name in theirs[number].keys() & mine[number].keys() if torch.is_tensor(theirs[number][name])]
+        for name in {name for _, name in common}:
+            numbers = sorted(number for number, other in common if other == name)
+            right, found = (flat(side[number][name] for number in numbers) for side in (theirs, mine))
+            if not is_exact:
+                found = replace_strays(found, right, close, 2 * right.abs().max().item(), allowed.strays)
+            torch.testing.assert_close(found, right, **close, msg=lambda text: f"state {name} of {numbers}: {text}")
 
 
 def run_seeds(world, seeds):
