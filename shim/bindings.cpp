@@ -14,9 +14,13 @@ using namespace py::literals;
 using tutti::Options;
 using tutti::ProcessGroupTutti;
 
+/* Returns a copy for another group. Whether the group was split off or merged is no choice of the program. */
 static c10::intrusive_ptr<Options> options_copy(const Options &options)
 {
-    return c10::make_intrusive<Options>(options);
+    auto copy = c10::make_intrusive<Options>(options);
+    copy->is_alone = false;
+    copy->merged_size = 0;
+    return copy;
 }
 /* Returns kUnsetTimeout for None. Throws ValueError below a millisecond. */
 static std::chrono::milliseconds timeout_from_python(const std::optional<std::chrono::milliseconds> &timeout)

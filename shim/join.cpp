@@ -98,11 +98,28 @@ static std::string store_get_host(c10::intrusive_ptr<c10d::Store> store, int ran
 }
 /* The size of the last group of all ranks that this process has joined, or 0. */
 static std::atomic<int> job_size{ 0 };
-/* True if all members are ranks of the job. A process that started later, such as a late worker of a parameter server,
- * has no rank in it. */
-static bool members_are_of_job(const std::vector<uint64_t> &members)
+/* Returns the size of the job that contains the group of `size` ranks. A group of all ranks is the job, and a merged
+ * group is a job of its own, which also contains its parts. Returns 0 if there is no such job, or if a member, such
+ * as a late worker of a parameter server, has no rank in it. */
+static int options_find_job_size(const Options &options, int size)
 {
-    return std::all_of(members.begin(), members.end(), [](uint64_t member) { return member < uint64_t(job_size); });
+    /* Torch gives no members for the group of all ranks. */
+    const auto &members = options.global_ranks_in_group;
+    if (members.empty()) return size;
+    const int found = options.merged_size ? options.merged_size : job_size.load();
+    bool is_inside =
+        std::all_of(members.begin(), members.end(), [found](uint64_t member) { return member < uint64_t(found); });
+    return is_inside ? found : 0;
+}
+/* Sets the core's job of the group, and its members, which are the ranks `members` of a job of `size` ranks. The core
+ * takes a group without a job and without members for all ranks of a new job, which a merged group is not. */
+static void config_set_job(const Options &options, const std::vector<int> &members, int size, tutti_config &config)
+{
+    bool is_listed = static_cast<int>(members.size()) == config.size;
+    if (is_listed || options.merged_size) config.job_size = size;
+    if (config.job_size) config.job_rank = is_listed ? members[static_cast<size_t>(config.rank)] : config.rank;
+    if (is_listed && !options.is_alone) config.members = members.data();
+    config.is_reconfigurable = members.empty();
 }
 /* Joins the group and returns the core's communicator. Throws the core's error, with the store's error in its text, or
  * the exception of the check. */
@@ -120,21 +137,17 @@ static tutti_comm *comm_join_through_store(const c10::intrusive_ptr<c10d::Store>
     config.name = group.empty() ? nullptr : name.c_str();
     config.algorithm = options.algorithm.empty() ? nullptr : options.algorithm.c_str();
     config.timeout_ms = std::max<int64_t>(timeout.count(), 0);
-    /* Torch gives no members for the group of all ranks. */
-    const auto &members = options.global_ranks_in_group;
-    if (members.empty()) job_size = size;
-    bool is_in_job = members_are_of_job(members);
-    std::string store_host = store_get_host(store, is_in_job ? job_size.load() : 0);
+    const auto &global_ranks = options.global_ranks_in_group;
+    const std::vector<int> members(global_ranks.begin(), global_ranks.end());
+    const int job = options_find_job_size(options, size);
+    config_set_job(options, members, job, config);
+    /* Some ranks of a merged group may be of another start of torchrun. */
+    std::string store_host = store_get_host(store, options.merged_size ? 0 : job);
     config.store_host = store_host.empty() ? nullptr : store_host.c_str();
-    bool is_part = static_cast<int>(members.size()) == size && job_size > 0 && is_in_job;
-    config.job_size = is_part ? job_size.load() : 0;
-    config.job_rank = is_part ? static_cast<int>(members[static_cast<size_t>(rank)]) : 0;
-    const std::vector<int> compared(members.begin(), members.end());
-    config.members = static_cast<int>(members.size()) == size && !options.is_alone ? compared.data() : nullptr;
-    config.is_reconfigurable = options.global_ranks_in_group.empty();
     config.is_cancelled = check ? store_bridge_poll_cancelled : nullptr;
     tutti_comm *comm = nullptr;
     tutti_status status = tutti_comm_init(&comm, &config);
+    if (status == TUTTI_OK && members.empty() && !options.merged_size) job_size = size;
     if (status == TUTTI_OK) return comm;
     if (bridge.ended) std::rethrow_exception(bridge.ended);
     std::string text = tutti_get_last_error();

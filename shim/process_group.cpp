@@ -159,6 +159,8 @@ BackendPointer ProcessGroupTutti::split(const c10::intrusive_ptr<c10d::Store> &s
         std::vector<uint64_t> all = members();
         part_options->global_ranks_in_group.clear();
         for (int one : ranks) part_options->global_ranks_in_group.push_back(all.at(static_cast<size_t>(one)));
+        bool is_merged = options_->merged_size && options_->global_ranks_in_group.empty();
+        part_options->merged_size = is_merged ? getSize() : options_->merged_size;
     }
     auto own_position = std::find(ranks.begin(), ranks.end(), rank);
     if (own_position == ranks.end()) return nullptr;
@@ -181,6 +183,7 @@ BackendPointer ProcessGroupTutti::merge(const c10::intrusive_ptr<c10d::Store> &s
     auto merged_options = c10::make_intrusive<Options>(*options_);
     merged_options->global_ranks_in_group.clear();
     merged_options->enable_reconfigure = false;
+    merged_options->merged_size = size;
     {
         CallGuard guard = enter("merge");
         communicator_->check_process();

@@ -27,6 +27,9 @@ struct Options final : c10d::Backend::Options {
     bool blocking_futures = false;
     /* True for a split-off group of one rank. Its list of members is not compared with other ranks. */
     bool is_alone = false;
+    /* In a merged group, and in groups that are split from it: the size of the merged group, whose ranks their members
+     * are. 0 in other groups. */
+    int merged_size = 0;
 #ifndef C10D_BACKEND_HAS_RECONFIGURE
     /* The group has no members before its first reconfigure. From torch 2.14 on the base class has this field. */
     bool enable_reconfigure = false;
