@@ -29,6 +29,8 @@ static std::chrono::milliseconds timeout_from_python(const std::optional<std::ch
     return timeout.value_or(c10d::kUnsetTimeout);
 }
 
+/* Returns the value as Python prints it. */
+static const char *bool_to_python(bool value) { return value ? "True" : "False"; }
 /* Throws TypeError if there is an unknown option. */
 static void options_refuse_unknown(const py::kwargs &unknown)
 {
@@ -78,7 +80,8 @@ static void options_class_bind(py::module_ &module)
         .def("__repr__", [](const Options &o) {
             std::string limit = o.timeout == c10d::kUnsetTimeout ? "None" : std::to_string(o.timeout.count()) + " ms";
             return c10::str("Options(algorithm=\"", o.algorithm, "\", timeout=", limit,
-                ", blocking_futures=", o.blocking_futures ? "True" : "False", ")");
+                ", blocking_futures=", bool_to_python(o.blocking_futures),
+                ", enable_reconfigure=", bool_to_python(o.enable_reconfigure), ")");
         });
 }
 static void group_class_bind(py::module_ &module)

@@ -254,6 +254,8 @@ def test_options_can_be_copied():
     for other in (copy.copy(options), copy.deepcopy(options)):
         assert other is not options and other.algorithm == "allreduce=ring"
         assert other.timeout == datetime.timedelta(seconds=7)
+    shown = repr(torch_tutti.Options(enable_reconfigure=True))
+    assert shown == 'Options(algorithm="", timeout=None, blocking_futures=False, enable_reconfigure=True)'
     other.algorithm = ""
     assert options.algorithm == "allreduce=ring" and "ring" in repr(options) and torch_tutti.Options().timeout is None
 
