@@ -26,7 +26,8 @@ bool ProcessGroupTutti::allreduce_directly(const at::Tensor &tensor, const c10d:
     bool is_plain = tensor.device().is_cpu() && !tensor.is_sparse() && !tensor.key_set().has(c10::DispatchKey::Python);
     if (!is_plain || !tensor.is_contiguous()) return false;
     CallGuard guard = enter("all_reduce");
-    if (needs_work()) return false;
+    /* A completion hook gets the key of a Work. */
+    if (needs_work() || !hooks_->completion.empty()) return false;
     Footprint footprint("all_reduce");
     Buffer b = footprint.check(tensor, { "input" });
     Reduction r = reduction_from_torch(footprint.call(), op, b);

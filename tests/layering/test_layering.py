@@ -51,7 +51,7 @@ MAY_INCLUDE = {
 }
 # Headers of other projects (a pattern), and the only places that may include them.
 ONLY_FROM = {
-    r"(torch|ATen|c10|pybind11)/|Python\.h|numpy/": ["shim/", "tests/device/"],
+    r"(torch|ATen|c10|pybind11)/|Python\.h|numpy/": ["shim/", "tests/device/", "tests/python/"],
     r"uc[pst]/": ["backend/transports/ucx/"],
     r"infiniband/|rdma/": ["backend/transports/verbs/", "tests/verbs/", "tests/unit/transports/"],
     r"cuda|nvml|nvtx": ["backend/devices/cuda.c", "kernels/cuda/"],

@@ -4,7 +4,9 @@ import contextlib
 import http.client
 import json
 import os
+import shutil
 import socket
+import sys
 import threading
 from datetime import timedelta
 
@@ -210,6 +212,43 @@ def reduce_a_nan(world):
 @with_hooks
 def test_own_entry_checks_for_nans(fresh):
     assert fresh(2, environment={**QUICK, "TORCH_DIST_NAN_CHECK": "1"}).run(reduce_a_nan) == [2, 2]
+
+
+# ---- completion hooks ----
+@pytest.fixture(scope="module")
+def completion_hook(tmp_path_factory):
+    """The folder of the module completion_hook, which ranks import. A compiler needs half a minute for it."""
+    if not shutil.which("c++") or not shutil.which("ninja"):
+        pytest.skip("c++ or ninja is missing, so completion_hook.cpp cannot be built")
+    from torch.utils.cpp_extension import load
+    folder = str(tmp_path_factory.mktemp("completion_hook"))
+    source = os.path.join(os.path.dirname(__file__), "completion_hook.cpp")
+    load("completion_hook", [source], extra_cflags=["-std=c++20", "-O0"], build_directory=folder)
+    return folder
+
+
+def watch_completions(world, folder):
+    """Returns for each all-reduce the durations that the only hook of the group gets."""
+    sys.path.insert(0, folder)
+    import completion_hook
+    group, x, found = dist.group.WORLD, torch.ones(4), []
+    completion_hook.watch(group, 3)
+    for call in dist.all_reduce, torch_tutti.all_reduce:
+        before = len(completion_hook.durations_ms())
+        call(x)
+        found.append(completion_hook.durations_ms()[before:])
+    completion_hook.unwatch(group, 3)
+    torch_tutti.all_reduce(x)
+    assert len(completion_hook.durations_ms()) == sum(map(len, found))
+    return found
+
+
+@with_completion
+def test_own_entry_runs_completion_hooks(fresh, completion_hook):
+    """torch_tutti.all_reduce runs them, also if the group has no hooks of another kind."""
+    for found in fresh(2, environment=QUICK).run(watch_completions, completion_hook):
+        assert [len(durations) for durations in found] == [1, 1]
+        assert all(durations[0] > 0 for durations in found)
 
 
 # ---- torch's recorder ----
