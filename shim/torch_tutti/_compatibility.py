@@ -120,13 +120,19 @@ def _all_backends(group: Any) -> list[Any]:
     return backends
 
 
+def _backends_if_any(group: Any) -> list[Any]:
+    """Returns what backends_of() returns, and an empty list where that raises, on a rank outside of the group and
+    without a default group. torch's own function then raises torch's error."""
+    from torch.distributed import GroupMember, ProcessGroup
+    return backends_of(group) if isinstance(GroupMember.WORLD if group is None else group, ProcessGroup) else []
+
+
 def _wrap_barrier(original: Callable[..., None]) -> Callable[..., None]:
     """Returns a monitored_barrier that calls tutti's for tutti groups, else `original`."""
     @functools.wraps(original)
     def barrier(group: Any = None, timeout: Any = None, wait_all_ranks: bool = False) -> None:
         """Runs tutti's monitored_barrier on a tutti group, else torch's. timeout: a timedelta, seconds, or None."""
-        import torch.distributed as distributed
-        if group == distributed.GroupMember.NON_GROUP_MEMBER or not backends_of(group):
+        if not _backends_if_any(group):
             return original(group, timeout, wait_all_ranks)
         if isinstance(timeout, (int, float)):           # torch's own function accepts seconds
             timeout = timedelta(seconds=timeout)
@@ -140,8 +146,7 @@ def _wrap_set_timeout(original: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(original)
     def set_timeout(timeout: timedelta, group: Any = None) -> None:
         """Sets the timeout of each backend of a tutti group, else calls torch's function."""
-        import torch.distributed as distributed
-        if group == distributed.GroupMember.NON_GROUP_MEMBER or not (tutti_backends := backends_of(group)):
+        if not (tutti_backends := _backends_if_any(group)):
             return original(timeout, group)
         for backend in tutti_backends:
             backend._set_default_timeout(checked_timeout(timeout, original.__name__))
@@ -196,11 +201,14 @@ def _wrap_estimator(original: Callable[..., Any]) -> Callable[..., Any]:
     @contextlib.contextmanager
     def estimator(group: Any = None, device: Any = None) -> Iterator[Any]:
         """Does as torch's context manager. Drops the estimate when an error is raised."""
+        backends: list[Any] = []
         try:
             with original(group, device) as estimate:
+                # The block may destroy the group.
+                backends = backends_of(group)
                 yield estimate
         except BaseException:
-            for backend in backends_of(group):
+            for backend in backends:
                 backend._drop_time_estimate()
             raise
     return estimator

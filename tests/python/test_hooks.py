@@ -364,6 +364,20 @@ def test_estimates_are_the_same_on_all_ranks(shared, size):
     assert all(times == first for times in others)
 
 
+def destroy_while_estimating(world):
+    with pytest.raises(ValueError) as caught:
+        with dist._time_estimator():
+            dist.destroy_process_group()
+            dist.get_world_size()
+    return str(caught.value)
+
+
+def test_an_estimate_of_a_group_that_is_destroyed_meanwhile(fresh):
+    """The error of the block remains."""
+    for error in fresh(2).run(destroy_while_estimating):
+        assert error.startswith("Default process group has not been initialized")
+
+
 def one_rank_estimates(world):
     """Rank 0 makes an estimate without the other rank, and does not disturb it."""
     x = torch.ones(1 << 10)

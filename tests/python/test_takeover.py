@@ -380,6 +380,32 @@ def test_torchs_functions_come_back(two):
     assert two.run(give_back) == [(count, [True] * count, [True] * count, [True] * 2 * count)] * 2
 
 
+def call_without_a_group(world):
+    """Returns for each function the errors of ours and of torch's own, when there is no group."""
+    from torch_tutti import _compatibility
+    limit = timedelta(seconds=1)
+    arguments = {"monitored_barrier": (), "_set_pg_timeout": (limit,), "set_timeout": (limit,),
+                 "_coalescing_manager": (), "_reconfigure": (1, []), "_time_estimator": ()}
+
+    def error_of(name, function):
+        try:
+            made = function(*arguments[name])
+            if hasattr(made, "__enter__"):
+                made.__enter__()
+        except Exception as error:
+            return repr(error)
+    with Group(world, "tutti"):
+        ours = {name: vars(dist.distributed_c10d).get(name) for name in _compatibility.KNOWN}
+    return {name: (error_of(name, function), error_of(name, function.__wrapped__)) for name, function in ours.items()
+            if function}
+
+
+def test_torchs_functions_raise_torchs_errors_without_a_group(two):
+    for errors in two.run(call_without_a_group):
+        assert len(errors) >= 4
+        assert all(ours == own and "Default process group" in own for ours, own in errors.values()), errors
+
+
 # ---- in other processes ----
 def start(*command, check=True):
     done = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=150,
