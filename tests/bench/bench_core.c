@@ -6,9 +6,11 @@
  *   bench_core --only 'allreduce 8'      rows whose label (see --list) has all these words; another --only adds rows
  *   bench_core --goals                   only rows that have a goal
  *   bench_core --list                    prints the labels
- *   bench_core --json FILE               also writes what was measured
+ *   bench_core --json FILE               also writes what was measured, after each row
+ *   bench_core --json FILE --continue    keeps the rows that FILE has, and measures the others
  *   bench_core --algorithm NAME          runs the collectives by this algorithm instead of the library's choice
  *   bench_core --samples 3               takes three times as many samples
+ *   bench_core --retries 120             takes rows again for at most some 120 s in all
  *   bench_core --unbound                 lets the system choose the cores
  *
  * Columns: the median, the 99th percentile and the best of tutti; the name and the median of the reference ("beside");
@@ -19,7 +21,9 @@
  * limit is the longer of two times. memory: all input is read once and all output is written once, at the rate of an
  * update in place on all ranks at once (below 4 KiB: the reference). crossing: the bytes that must go from core to core
  * do so. outcome.h says when a row is judged by its limit. "flag" is a bare flag barrier in ns before and after the
- * row, which shows how near the two cores were: about 60 if they share a level-3 cache, otherwise 200 to 400. */
+ * row, which shows how near the two cores were: about 60 if they share a level-3 cache, otherwise 200 to 400. If the
+ * two differ by more than FLAG_MOVED, the hypervisor has moved the cores. Then the row is printed as moved and measured
+ * again, three times in all. A row whose cores moved each time counts as neither met nor missed. */
 #include "backend/model/machine.h"
 #include "tests/bench/calls.h"
 #include "tests/bench/outcome.h"
@@ -33,14 +37,18 @@ enum { BATCH = 200, WARM_UP = 4000, LIMIT_S = 900, MOST_FILTERS = 16 };
 enum { LEAST_COPIED = 4 << 20, MOST_CROSSED = 4 << 20 };
 struct arguments {
     const char *only[MOST_FILTERS], *json, *algorithm;
-    int only_count, samples;
-    bool goals, list, unbound;
+    int only_count, samples, retries_s;
+    bool goals, list, unbound, continues;
 };
 static struct arguments arguments = { .samples = 1 };
 static struct bench_case cases[MOST_CASES];
 static struct outcome *outcomes;                        /* shared by all ranks, written by rank 0 */
+/* The objects in the file of results of the rows that an earlier run has measured; NULL for the other rows. */
+static char *kept[MOST_CASES];
 static int case_count, group_ranks;
 static double third_cache_bytes;                        /* 0: unknown or absent */
+/* The cores of this program. A rank is pinned to one of them. */
+static int cores;
 static tutti_comm *comm;
 static struct pair private_pair, shared_pair;
 
@@ -162,7 +170,55 @@ static void measure_large(const struct bench_case *c, struct pair at, int sample
     }
 }
 
+/* ---- results ---- */
+static void write_rows(FILE *file)
+{
+    fprintf(file, "{\"cores\": %d, \"rows\": [", cores);
+    const char *comma = "";
+    for (int i = 0; i < case_count; i++) {
+        if (!kept[i] && !outcomes[i].measured) continue;
+        fprintf(file, "%s\n ", comma);
+        if (kept[i]) fputs(kept[i], file);
+        else outcome_write(file, &cases[i], &outcomes[i]);
+        comma = ",";
+    }
+    fprintf(file, "\n]}\n");
+}
+/* Replaces the file of results at once, so that it is complete whenever the run is interrupted. */
+static bool write_json(void)
+{
+    char path[4096];
+    snprintf(path, sizeof path, "%s.new", arguments.json);
+    FILE *file = fopen(path, "w");
+    if (!file) { perror(path); return false; }
+    write_rows(file);
+    bool written = !ferror(file);
+    written = fclose(file) == 0 && written && rename(path, arguments.json) == 0;
+    if (!written) perror(arguments.json);
+    return written;
+}
+/* Keeps the rows that the file of results has. A file that is missing has none. */
+static void keep_rows(void)
+{
+    enum { MOST_BYTES = MOST_CASES * 2048 };
+    FILE *file = fopen(arguments.json, "r");
+    if (!file) return;
+    char *text = measure_map(MOST_BYTES + 1, false);
+    text[fread(text, 1, MOST_BYTES, file)] = '\0';
+    fclose(file);
+    int count = 0;
+    for (int i = 0; i < case_count; i++) count += (kept[i] = outcome_find(text, &cases[i])) != NULL;
+    printf("%d of %d rows are kept from %s\n", count, case_count, arguments.json);
+}
+
 /* ---- a row ---- */
+/* Returns true if the tries after the first ones of all rows have taken less than the budget. */
+static bool is_in_budget(void)
+{
+    double ns = 0;
+    for (int i = 0; i < case_count; i++) ns += outcomes[i].retried_ns;
+    return arguments.retries_s == 0 || ns < arguments.retries_s * 1e9;
+}
 static int samples_of(const struct bench_case *c)
 {
     static const struct {
@@ -218,14 +274,14 @@ static void summarise(const struct bench_case *c, int samples, struct outcome *o
     out->beside_p99 = sample_quantile(BESIDE, samples, 0.99);
     out->beside_single = out->beside;
 }
-static void measure_case(int index)
+static void measure_once(const struct bench_case *c, struct outcome *out)
 {
-    const struct bench_case *c = &cases[index];
     struct pair at = case_pair(c, private_pair, shared_pair);
     int samples = samples_of(c);
-    struct outcome outcome = { .flag = flag_barrier_ns() };
+    double begin = now_ns();
+    *out = (struct outcome){ .flag = flag_barrier_ns(), .tries = out->tries + 1, .retried_ns = out->retried_ns };
     if (c->bytes < TINY) {
-        measure_single_calls(c, at, samples * BATCH < MOST_CALLS ? samples * BATCH : MOST_CALLS, &outcome);
+        measure_single_calls(c, at, samples * BATCH < MOST_CALLS ? samples * BATCH : MOST_CALLS, out);
         measure_tiny(c, at, samples);
     } else {
         if (!arguments.algorithm) case_settle(c, at, comm);
@@ -233,13 +289,26 @@ static void measure_case(int index)
         measure_large(c, at, 2);
         measure_large(c, at, samples);
     }
-    outcome.flag_after = flag_barrier_ns();
+    out->flag_after = flag_barrier_ns();
     flag_barrier();
-    if (measure_rank == 0) {
-        summarise(c, samples, &outcome);
-        outcomes[index] = outcome;
-        outcome_print(c, &outcome);
-    }
+    if (measure_rank == 0) summarise(c, samples, out);
+    if (out->tries > 1) out->retried_ns += since_ns(begin);
+}
+/* Measures a row, and measures it again if the cores moved meanwhile. Rank 0 decides, because each rank times its own
+   flag barriers. */
+static void measure_case(int index)
+{
+    struct outcome outcome = { 0 };
+    do {
+        measure_once(&cases[index], &outcome);
+        if (measure_rank == 0) {
+            outcome.again = outcome_wants_retry(&outcome, is_in_budget());
+            outcomes[index] = outcome;
+            outcome_print(&cases[index], &outcome);
+        }
+        flag_barrier();
+    } while (outcomes[index].again);
+    if (measure_rank == 0 && arguments.json) write_json();
     flag_barrier();
 }
 
@@ -255,11 +324,11 @@ static bool is_selected(const struct bench_case *c)
 }
 static void select_cases(void)
 {
-    int kept = 0;
+    int selected = 0;
     case_count = cases_list(cases);
     for (int i = 0; i < case_count; i++)
-        if (is_selected(&cases[i])) cases[kept++] = cases[i];
-    case_count = kept;
+        if (is_selected(&cases[i])) cases[selected++] = cases[i];
+    case_count = selected;
 }
 
 /* ---- the ranks of a group of rows ---- */
@@ -295,36 +364,19 @@ static void rank_main(void *context)
                 break;
             }
     for (int i = 0; i < case_count; i++)
-        if (cases[i].ranks == group_ranks) measure_case(i);
+        if (cases[i].ranks == group_ranks && !kept[i]) measure_case(i);
     must(tutti_comm_destroy(comm));
 }
 
-/* ---- results ---- */
-static bool write_json(void)
-{
-    FILE *file = fopen(arguments.json, "w");
-    if (!file) { perror(arguments.json); return false; }
-    fprintf(file, "{\"cores\": %d, \"rows\": [", measure_cores());
-    const char *comma = "";
-    for (int i = 0; i < case_count; i++) {
-        if (!outcomes[i].measured) continue;
-        fprintf(file, "%s\n ", comma);
-        outcome_write(file, &cases[i], &outcomes[i]);
-        comma = ",";
-    }
-    fprintf(file, "\n]}\n");
-    bool written = !ferror(file);
-    return fclose(file) == 0 && written;
-}
+/* ---- results: the verdict ---- */
 static void print_verdict(void)
 {
-    int met = 0, goals = 0;
+    struct outcome_counts counts = { 0 };
     for (int i = 0; i < case_count; i++)
-        if (outcomes[i].measured && cases[i].goal > 0) {
-            goals++;
-            met += outcome_is_met(&cases[i], &outcomes[i]);
-        }
-    if (goals) printf("goals met: %d of %d\n", met, goals);
+        if (kept[i]) outcome_count_written(kept[i], &counts);
+        else if (outcomes[i].measured) outcome_count(&cases[i], &outcomes[i], &counts);
+    if (counts.met + counts.missed) printf("goals met: %d of %d\n", counts.met, counts.met + counts.missed);
+    if (counts.moved) printf("goals not judged, because the cores moved in each try: %d\n", counts.moved);
 }
 static void parse(int count, char **words)
 {
@@ -334,7 +386,9 @@ static void parse(int count, char **words)
         else if (!strcmp(words[i], "--json")) arguments.json = measure_option(count, words, &i);
         else if (!strcmp(words[i], "--algorithm")) arguments.algorithm = measure_option(count, words, &i);
         else if (!strcmp(words[i], "--samples")) arguments.samples = atoi(measure_option(count, words, &i));
+        else if (!strcmp(words[i], "--retries")) arguments.retries_s = atoi(measure_option(count, words, &i));
         else if (!strcmp(words[i], "--goals")) arguments.goals = true;
+        else if (!strcmp(words[i], "--continue")) arguments.continues = true;
         else if (!strcmp(words[i], "--list")) arguments.list = true;
         else if (!strcmp(words[i], "--unbound")) arguments.unbound = true;
         else {
@@ -343,12 +397,16 @@ static void parse(int count, char **words)
         }
     }
     if (arguments.samples < 1) arguments.samples = 1;
+    if (!arguments.continues || arguments.json) return;
+    fprintf(stderr, "--continue needs --json FILE, the file whose rows are kept\n");
+    exit(2);
 }
 int main(int count, char **words)
 {
     bool good = true;
     char label[96];
     parse(count, words);
+    cores = measure_cores();
     select_cases();
     third_cache_bytes = cache_level_bytes(3);
     for (int i = 0; i < case_count && arguments.list; i++) {
@@ -358,10 +416,11 @@ int main(int count, char **words)
     if (arguments.list) return 0;
     if (!case_count) { fprintf(stderr, "no label has all these words; --list prints the labels\n"); return 2; }
     outcomes = measure_map(sizeof *outcomes * MOST_CASES, true);
+    if (arguments.continues) keep_rows();
     outcome_print_header();
     for (int i = 0; i < case_count; i++) {
         tutti_unique_id id;
-        if (cases[i].ranks == group_ranks) continue;
+        if (cases[i].ranks == group_ranks || kept[i]) continue;
         group_ranks = cases[i].ranks;
         must(tutti_get_unique_id(&id));
         good &= measure_run(group_ranks, !arguments.unbound, LIMIT_S, rank_main, &id);

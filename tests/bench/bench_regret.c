@@ -48,9 +48,8 @@ enum {
 enum { ROUND_BYTES = 4 << 20, WARM_CALLS = 20, HELD_CALLS = 100 };
 /* A row is measured at most TURNS times, until the cores were not moved meanwhile. */
 enum { TURNS = 3 };
-/* Regret up to GOOD counts as good. Flag barriers that differ by a factor of less than ALIKE are of one placement of
-   the cores. */
-static const double GOOD = 1.05, ALIKE = 1.4;
+/* Regret up to GOOD counts as good. */
+static const double GOOD = 1.05;
 /* For rows of fewer than `below` bytes: the visits to each variant, and the calls of a visit, each of which is a
    sample. */
 struct effort { size_t below; int visits, calls; };
@@ -258,10 +257,6 @@ static void print_finalists(const struct bench_case *c)
             middle(v, &e, 0) / 1e3, middle(v, &e, 1) / 1e3, 100 * spread(v, &e));
     }
 }
-static bool has_moved(const struct outcome *o)
-{
-    return fmax(o->flag, o->flag_after) > ALIKE * fmin(o->flag, o->flag_after);
-}
 static void measure_row(int index)
 {
     const struct bench_case *c = &rows[index];
@@ -272,7 +267,7 @@ static void measure_row(int index)
         settle(c);
         compare(c);
         outcome.flag_after = flag_barrier_ns();
-        if (measure_rank == 0) common->moved = has_moved(&outcome);
+        if (measure_rank == 0) common->moved = flag_has_moved(outcome.flag, outcome.flag_after);
         flag_barrier();
     }
     if (measure_rank == 0) {

@@ -250,6 +250,11 @@ double flag_barrier_ns(void)
     }
     return median_of(batch, BATCHES);
 }
+bool flag_has_moved(double before_ns, double after_ns)
+{
+    double least = before_ns < after_ns ? before_ns : after_ns, most = before_ns < after_ns ? after_ns : before_ns;
+    return most > FLAG_MOVED * least;
+}
 
 /* ---- lines that two cores hand to each other ---- */
 bool coherent_can_stream(void) { return stream_find() != NULL; }

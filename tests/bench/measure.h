@@ -65,6 +65,11 @@ extern bool flag_pauses;
 void measure_relax(int tries);
 /* Returns the median ns of a flag barrier, which shows how near the cores are; 0 with more ranks than cores. */
 double flag_barrier_ns(void);
+/* Returns true if flag barriers before and after a row, in ns, show that the hypervisor moved the cores meanwhile: they
+   differ by more than FLAG_MOVED. In rows during which the cores stayed they differed by 1.25 at most, and in rows
+   during which the cores moved by 2.4 at least. False with more ranks than cores, where both are 0. */
+#define FLAG_MOVED 1.4
+bool flag_has_moved(double before_ns, double after_ns);
 /* For two ranks, and up to COHERENT_MOST bytes. Returns the ns of writing `bytes` bytes into lines that the peer holds,
    and of reading the same number of bytes that the peer has just written: a staged allreduce cannot avoid these. from:
    the bytes that are written, which this core has in its cache. streamed: stores go around the cache. */

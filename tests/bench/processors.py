@@ -13,7 +13,7 @@ import re
 import subprocess
 from pathlib import Path
 
-from words import judge, of_limit, ratio, size, table, what, where
+from words import has_moved, judge, of_limit, ratio, size, table, what, where
 
 VENDORS = {"AuthenticAMD": "amd", "GenuineIntel": "intel", "HygonGenuine": "hygon", "0x41": "arm"}
 KINDS = ("private", "shared")
@@ -98,7 +98,11 @@ def compared(rows):
 
 
 def judged(rows):
-    return {"of": len(rows), "met": sum(row["met"] for row in rows), "rows": rows}
+    """Returns the section of a file: the rows, the number of judged ones and of those that are met; and the number of
+    rows that are not judged because the cores moved each time, if there are any."""
+    counted = [row for row in rows if not has_moved(row)]
+    moved = {"moved": len(rows) - len(counted)} if len(rows) > len(counted) else {}
+    return {"of": len(counted), "met": sum(row["met"] for row in counted), **moved, "rows": rows}
 
 
 def sections(results, today):
@@ -225,7 +229,8 @@ def goal_cell(row):
         return ""
     by, times = judge(row), of_limit(row) if "median_us" in row else None
     said = "" if by == "goal" else f"; {ratio(times)} × limit: {by}"
-    return f"{ratio(row['ratio'])}{said}{'' if row['met'] else ', **no**'}"
+    verdict = ", moved" if has_moved(row) else "" if row["met"] else ", **no**"
+    return f"{ratio(row['ratio'])}{said}{verdict}"
 
 
 def goals_beside(documents):

@@ -21,7 +21,8 @@ sys.path[:0] = [str(ROOT / "tests/bench"), str(ROOT / "tests/bench/hosts")]
 
 import compare_hosts  # noqa: E402
 import processors  # noqa: E402
-from words import KI, LIMIT_GOAL, MI, judge, of_limit, ratio, size, table, time, what, where  # noqa: E402
+from words import (KI, LIMIT_GOAL, MI, has_moved, is_alike, judge, of_limit, ratio, size, table, time,  # noqa: E402
+                   what, where)
 
 FILES = {"core": "core.json", "growth": "growth.json", "peers": "peers.json", "small": "torch_small.json",
          "large": "torch_large.json", "shared": "torch_shared.json", "call": "call.json", "ddp": "ddp.txt",
@@ -35,8 +36,9 @@ NAMES = {"allreduce": ("allreduce", "all_reduce", True), "reduce_scatter": ("red
          "send_recv": ("send and back", "sendrecv", False)}
 # A flag barrier of cores that share a cache takes less.
 NEAR_NS = 130
-# Flag barriers that differ by a smaller factor are of one placement of the cores.
-ALIKE = 1.4
+# The tables write rows up to so many bytes apart from longer ones: a call of up to 64 KiB takes microseconds, which
+# depend on the distance of the cores, and the caches hold its tensors.
+SHORT_BYTES = 64 * KI
 
 
 # ---- the machine ----
@@ -63,8 +65,7 @@ def flag(row):
     before, after = row["flag_ns"], row["flag_after_ns"]
     if not before:
         return ""
-    moved = max(before, after) > ALIKE * min(before, after)
-    return f"{before:.0f}, then {after:.0f}" if moved else f"{before:.0f}"
+    return f"{before:.0f}" if is_alike(before, after) else f"{before:.0f}, then {after:.0f}"
 
 
 # ---- the C core ----
@@ -83,6 +84,8 @@ def goal(row):
 
 
 def verdict(row):
+    if has_moved(row):
+        return "moved"
     times = f"{ratio(of_limit(row))} × limit"
     return f"**no**; {times}" if not row["met"] else "yes" if judge(row) == "goal" else f"yes; {times}"
 
@@ -92,10 +95,25 @@ def goals(results):
     lines = [[what(row), size(row["bytes"]), where(row), time(row["median_us"]), time(row["p99_us"]),
               time(row["best_us"]), f"{row['beside']} {time(row['beside_us'])}", ratio(row["ratio"]), goal(row),
               flag(row), verdict(row)] for row in rows]
-    met, limited = sum(row["met"] for row in rows), sum(judge(row) != "goal" for row in rows)
-    said = f"{met} of {len(rows)} goals are met." + (f" Rows judged by their limit: {limited}." if limited else "")
-    return f"{said}\n\n" + table(
-        ["case", "bytes", "tensors", "median", "p99", "best", "beside", "ratio", "goal", "flag, ns", "met"], lines)
+    header = ["case", "bytes", "tensors", "median", "p99", "best", "beside", "ratio", "goal", "flag, ns", "met"]
+    return "\n\n".join([said_of_goals(rows), *apart(rows, lines, header)])
+
+
+def said_of_goals(rows):
+    """Returns sentences with the numbers of goals that are met, of rows that a limit judges, and of rows not judged."""
+    judged = [row for row in rows if not has_moved(row)]
+    limited, moved = sum(judge(row) != "goal" for row in judged), len(rows) - len(judged)
+    said = f"{sum(row['met'] for row in judged)} of {len(judged)} goals are met."
+    said += f" Rows judged by their limit: {limited}." if limited else ""
+    return said + (f" Rows not judged, because the cores moved each time: {moved}." if moved else "")
+
+
+def apart(rows, lines, header):
+    """Yields a table of the short rows and one of the long rows, each after a heading. lines: those of the rows."""
+    for said, short in (("Up to", True), ("More than", False)):
+        chosen = [line for row, line in zip(rows, lines) if (row["bytes"] <= SHORT_BYTES) == short]
+        if chosen:
+            yield f"{said} {SHORT_BYTES // KI} KiB:\n\n" + table(header, chosen)
 
 
 def core_row(core, name, count, shared, in_place):
@@ -103,17 +121,23 @@ def core_row(core, name, count, shared, in_place):
     return next((row for row in core["rows"] if wanted.items() <= row.items()), None)
 
 
+def median(row):
+    """Returns the median of a row as text; "" if it was not measured."""
+    return time(row["median_us"]) + " (moved)" * has_moved(row) if row else ""
+
+
 def core(results):
-    found, lines = results["core"], []
+    found, lines, rows = results["core"], [], []
     copies = memcpy(found)
     for name, (_, _, in_place) in NAMES.items():
         for count in sorted({row["bytes"] for row in found["rows"] if row["case"] == name}):
             ours = [core_row(found, name, count, shared, in_place) for shared in (False, True)]
             if ours[0]:
+                rows.append(ours[0])
                 copied = ours[0]["beside_us"] if ours[0]["beside"] == "memcpy" else copies.get(count)
-                lines.append([name, size(count), *(time(row["median_us"]) if row else "" for row in ours),
+                lines.append([name, size(count), *(median(row) for row in ours),
                               time(copied) if copied else "", time(limit(ours[0]))])
-    return table(["case", "bytes", "private", "shared", "memcpy", "limit"], lines)
+    return "\n\n".join(apart(rows, lines, ["case", "bytes", "private", "shared", "memcpy", "limit"]))
 
 
 def memcpy(core):

@@ -23,6 +23,16 @@ def table(header, rows):
     return "\n".join([lines[0], "|---" * len(header) + "|", *lines[1:]])
 
 
+# ---- the placement of the cores ----
+# Flag barriers that differ by a greater factor are of different placements; the same number as in measure.h.
+FLAG_MOVED = 1.4
+
+
+def is_alike(flag, other):
+    """Returns true if two flag barriers are of one placement of the cores."""
+    return max(flag, other) <= FLAG_MOVED * min(flag, other)
+
+
 # ---- rows of the C core ----
 # The same number as in outcome.h.
 LIMIT_GOAL = 1.25
@@ -40,6 +50,12 @@ def where(row):
 def judge(row):
     """Returns the kind of bound that decides whether a row is met: "goal", or the limit "crossing" or "memory"."""
     return row.get("judged_by", "goal")
+
+
+def has_moved(row):
+    """Returns true if the cores were moved each time that the row was measured. Such a row is neither met nor missed. A
+    file of an older run has no such rows."""
+    return row.get("moved", False)
 
 
 def of_limit(row):

@@ -59,11 +59,32 @@ def test_row_of_a_missed_goal_has_the_factor(report):
                         best_us=4e3, beside="memcpy", beside_us=1e4, ratio=0.5, flag_after_ns=340.0,
                         met=True), row(goal=0, met=None)]
     lines = report.goals({"core": {"rows": found}}).splitlines()
-    assert lines[0] == "1 of 2 goals are met." and len(lines) == 6
-    assert lines[4] == ("| allreduce | 8 | private, in place | 90.0 ns | 200 ns | 80.0 ns | flag barrier 60.0 ns | "
+    assert lines[0] == "1 of 2 goals are met." and len(lines) == 13
+    assert lines[2] == "Up to 64 KiB:" and lines[8] == "More than 64 KiB:"
+    assert lines[6] == ("| allreduce | 8 | private, in place | 90.0 ns | 200 ns | 80.0 ns | flag barrier 60.0 ns | "
                         "1.50 | ≤ 1.25, p99 2.00 ≤ 3 | 61 | **no**; 1.50 × limit |")
-    assert lines[5] == ("| broadcast | 64 Mi | shared, in place | 5.00 ms | 6.00 ms | 4.00 ms | memcpy 10.0 ms | "
+    assert lines[12] == ("| broadcast | 64 Mi | shared, in place | 5.00 ms | 6.00 ms | 4.00 ms | memcpy 10.0 ms | "
                         "0.50 | ≤ 0.95 | 61, then 340 | yes |")
+
+
+def test_a_row_whose_cores_moved_is_neither_met_nor_missed(report):
+    rows = [row(met=True), row(bytes=48, met=None, moved=True, tries=3, flag_after_ns=340.0)]
+    lines = report.goals({"core": {"rows": rows}}).splitlines()
+    assert lines[0] == "1 of 1 goals are met. Rows not judged, because the cores moved each time: 1."
+    assert lines[6].endswith("| yes |") and lines[7].endswith("| 61, then 340 | moved |")
+    assert "| allreduce | 48 | 90.0 ns (moved) |" in report.core({"core": {"rows": rows}})
+
+
+def test_all_programs_call_cores_moved_by_the_same_factor(report):
+    header = (ROOT / "tests/bench/measure.h").read_text()
+    assert f"#define FLAG_MOVED {report.is_alike.__globals__['FLAG_MOVED']}\n" in header
+
+
+@pytest.mark.parametrize("count, apart", [(65536, False), (65537, True)])
+def test_long_rows_stand_apart_from_short_ones(report, count, apart):
+    for text in (report.goals({"core": {"rows": [row(), row(bytes=count)]}}),
+                 report.core({"core": {"rows": [row(), row(bytes=count)]}})):
+        assert ("More than 64 KiB:" in text) == apart
 
 
 @pytest.mark.parametrize("microseconds, text", [(0.0615, "61.5 ns"), (0.9996, "1.00 µs"), (1.234, "1.23 µs"),

@@ -106,7 +106,8 @@ def test_files_of_the_repository_are_sound(processors, report):
     assert documents and not any(path in processors.beside(documents) for path in ("None", "nan"))
     for document in documents.values():
         if not document.get("partial"):
-            assert document["goals"]["of"] == len(document["goals"]["rows"])
+            goals = document["goals"]
+            assert goals["of"] + goals.get("moved", 0) == len(goals["rows"])
 
 
 # ---- side by side ----
@@ -121,6 +122,14 @@ def test_two_processors_stand_side_by_side(processors, tmp_path):
     assert "| allreduce | 8 | private, in place | ≤ 1.25 | 1.30, **no** | 1.10 |" in text
     assert "| allreduce | 16 Mi | private | ≤ 1.12 |  | 1.77; 1.03 × limit: crossing |" in text
     assert f"| {amd} | private | gather | 8: MPICH 0.75 |" in text
+
+
+def test_a_row_whose_cores_moved_is_not_judged(processors, tmp_path):
+    rows = [row(met=True), row(bytes=48, met=None, moved=True, tries=3, flag_after_ns=340.0)]
+    document = json.loads(processors.add({"core": {"rows": rows}}, tmp_path, AMD).read_text())
+    assert [document["goals"][name] for name in ("of", "met", "moved")] == [1, 1, 1]
+    text = processors.beside(processors.read_all(tmp_path))
+    assert "| 1 of 1 |" in text and "| allreduce | 48 | private, in place | ≤ 1.25 | 1.50, moved |" in text
 
 
 def test_partial_file_has_its_source_on_the_page(processors, tmp_path):

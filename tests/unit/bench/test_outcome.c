@@ -117,6 +117,96 @@ static void test_crossing_of_a_shared_tensor_is_half_that_of_a_private_one(void 
     }
 }
 
+/* ---- cores that move ---- */
+static struct outcome moved_row(double flag, double flag_after, int tries)
+{
+    struct outcome row = took(1100, 1000, 800, 890);
+    row.flag = flag;
+    row.flag_after = flag_after;
+    row.tries = tries;
+    return row;
+}
+static void test_a_row_whose_cores_moved_is_measured_three_times_at_most(void **state)
+{
+    struct outcome near = moved_row(74, 92, 1), away = moved_row(61, 340, 1), back = moved_row(340, 61, 2),
+                   last = moved_row(61, 340, OUTCOME_TRIES), crowded = moved_row(0, 0, 1);
+    (void)state;
+    assert_false(outcome_wants_retry(&near, true));
+    assert_true(outcome_wants_retry(&away, true));
+    assert_true(outcome_wants_retry(&back, true));
+    assert_false(outcome_wants_retry(&back, false));
+    assert_false(outcome_wants_retry(&last, true));
+    assert_false(outcome_wants_retry(&crowded, true));
+}
+static void test_a_row_whose_cores_moved_is_neither_met_nor_missed(void **state)
+{
+    struct bench_case aimless = allreduce;
+    struct outcome rows[] = { moved_row(61, 64, 1), moved_row(61, 340, OUTCOME_TRIES), moved_row(340, 330, 2) };
+    struct outcome_counts counts = { 0 };
+    (void)state;
+    rows[2].ratio = 2;
+    aimless.goal = 0;
+    for (int i = 0; i < 3; i++) outcome_count(&allreduce, &rows[i], &counts);
+    for (int i = 0; i < 3; i++) outcome_count(&aimless, &rows[i], &counts);
+    assert_int_equal(counts.met, 1);
+    assert_int_equal(counts.missed, 1);
+    assert_int_equal(counts.moved, 1);
+    assert_string_equal(outcome_verdict(&allreduce, &rows[1]), "moved");
+    assert_string_equal(outcome_verdict(&aimless, &rows[1]), "moved");
+    assert_string_equal(outcome_verdict(&aimless, &rows[0]), "");
+}
+static void test_a_row_whose_cores_moved_is_written_as_moved(void **state)
+{
+    struct outcome moved = moved_row(61, 340, OUTCOME_TRIES), quiet = moved_row(61, 64, 1);
+    char *text = NULL;
+    size_t length = 0;
+    FILE *file = open_memstream(&text, &length);
+    (void)state;
+    outcome_write(file, &allreduce, &moved);
+    outcome_write(file, &allreduce, &quiet);
+    fclose(file);
+    assert_non_null(strstr(text, "\"tries\": 3, \"moved\": true, \"met\": null}"));
+    assert_non_null(strstr(text, "\"tries\": 1, \"moved\": false, \"met\": true}"));
+    free(text);
+}
+/* ---- a run that was interrupted ---- */
+static void test_rows_of_an_interrupted_run_are_found_and_counted(void **state)
+{
+    struct bench_case out = allreduce, free_row = allreduce, longer = allreduce, broken = allreduce;
+    struct outcome quiet = moved_row(61, 64, 1), moved = moved_row(61, 340, OUTCOME_TRIES);
+    struct outcome_counts counts = { 0 };
+    char *text = NULL, *found[3];
+    size_t length = 0;
+    FILE *file = open_memstream(&text, &length);
+    (void)state;
+    out.in_place = false;
+    free_row.shared = true;
+    free_row.goal = 0;
+    longer.bytes *= 4;
+    broken.ranks = 4;
+    const struct bench_case *const written[] = { &allreduce, &out, &free_row };
+    fprintf(file, "{\"cores\": 2, \"rows\": [");
+    for (int i = 0; i < 3; i++) {
+        fprintf(file, "%s\n ", i ? "," : "");
+        outcome_write(file, written[i], i == 1 ? &moved : &quiet);
+    }
+    fprintf(file, ",\n {\"label\": \"allreduce 64M in private float32 4ranks\", \"case\"");
+    fclose(file);
+    for (int i = 0; i < 3; i++) {
+        found[i] = outcome_find(text, written[i]);
+        assert_non_null(found[i]);
+        assert_int_equal(found[i][strlen(found[i]) - 1], '}');
+        outcome_count_written(found[i], &counts);
+        free(found[i]);
+    }
+    assert_int_equal(counts.met, 1);
+    assert_int_equal(counts.missed, 0);
+    assert_int_equal(counts.moved, 1);
+    assert_null(outcome_find(text, &longer));
+    assert_null(outcome_find(text, &broken));
+    free(text);
+}
+
 unit_function test_outcome;
 int test_outcome(void)
 {
@@ -130,6 +220,10 @@ int test_outcome(void)
         cmocka_unit_test(test_outcome_of_a_small_tensor_is_judged_by_crossing_with_its_barrier),
         cmocka_unit_test(test_outcome_of_16_bits_is_judged_by_memory_if_float32_is_at_that_limit),
         cmocka_unit_test(test_crossing_of_a_shared_tensor_is_half_that_of_a_private_one),
+        cmocka_unit_test(test_a_row_whose_cores_moved_is_measured_three_times_at_most),
+        cmocka_unit_test(test_a_row_whose_cores_moved_is_neither_met_nor_missed),
+        cmocka_unit_test(test_a_row_whose_cores_moved_is_written_as_moved),
+        cmocka_unit_test(test_rows_of_an_interrupted_run_are_found_and_counted),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
