@@ -11,15 +11,20 @@ the flag barrier of the row in ns. "differ": no distance of the cores was the sa
 little.
 """
 import argparse
+import contextlib
 import json
 import os
 import shutil
 import statistics
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[3]
+sys.path.insert(0, str(ROOT / "tests/bench"))
+from words import is_alike  # noqa: E402
+
 BUILD = ROOT / "build/peers"
 LIBRARY = ROOT / "shim/torch_tutti"
 FLAGS = ["-O3", "-march=native", "-D_GNU_SOURCE", "-std=c11", f"-I{ROOT}", str(ROOT / "tests/bench/peers/peers.c")]
@@ -29,8 +34,6 @@ PACKAGES = {"cc": "gcc", "mpicc.openmpi": "libopenmpi-dev", "mpirun.openmpi": "o
 COLLECTIVES = ("allreduce", "allreduce, out of place", "reduce_scatter", "allgather", "broadcast", "reduce",
                "all_to_all", "gather", "scatter", "send and back")
 OURS = ("tutti", "tutti, shared")
-# Flag barriers that differ by a smaller factor are of one placement of the cores.
-ALIKE = 1.4
 
 
 def compiled(name, compiler, *more, starter=None):
@@ -85,13 +88,9 @@ def measured(name, command, wanted):
 
 
 # ---- placements: the hypervisor moves the cores, and only samples of one placement compare ----
-def alike(flag, other):
-    return max(flag, other) <= ALIKE * min(flag, other)
-
-
 def stood_at(samples, flag):
     """Returns the medians of the samples before and after which a flag barrier took about `flag` ns."""
-    return [median for median, before, after in samples if alike(before, flag) and alike(after, flag)]
+    return [median for median, before, after in samples if is_alike(before, flag) and is_alike(after, flag)]
 
 
 def best_place(samples):
@@ -112,14 +111,52 @@ def row(wanted, samples):
             "times": {library: statistics.median(found) for library, found in medians.items()}}
 
 
-def measure(started, wanted, rounds, more, run=None):
+class Runs:
+    """The runs of the programs so far, in order. With a path, every run is written there when it ends. A later Runs
+    with the same path and request returns these first, so that an interrupted measurement continues."""
+
+    def __init__(self, path=None, request=None):
+        self.path, self.request, self.runs = path, request, []
+        # The next run to return, and the seconds that those before it took.
+        self.next, self.seconds = 0, 0.0
+        with contextlib.suppress(OSError, ValueError):
+            before = json.loads(path.read_text()) if path else {}
+            if before.get("request") == request:
+                self.runs = before.get("runs", [])
+
+    def take(self, library, command, wanted, run):
+        """Returns the figures of the next run, by (collective, bytes)."""
+        if self.next == len(self.runs):
+            begin = time.monotonic()
+            found = run(library, command, wanted)
+            self.runs.append({"library": library, "seconds": time.monotonic() - begin,
+                              "found": [[*key, *figures] for key, figures in found.items()]})
+            self.write()
+        taken = self.runs[self.next]
+        if taken["library"] != library:
+            raise SystemExit(f"{self.path} has a run of {taken['library']} instead of {library}: delete the file")
+        self.next += 1
+        self.seconds += taken["seconds"]
+        return {(collective, size): tuple(figures) for collective, size, *figures in taken["found"]}
+
+    def write(self):
+        if self.path:
+            new = self.path.with_suffix(".new")
+            new.write_text(json.dumps({"request": self.request, "runs": self.runs}) + "\n")
+            new.replace(self.path)
+
+
+def measure(started, wanted, rounds, more, run=None, runs=None, budget_s=None):
     """Returns a row for each (collective, bytes) of `wanted`. After the rounds, rows without a placement that all
-    libraries share are measured again, up to `more` times. run: a function that is called instead of `measured`."""
-    samples = {key: {library: [] for library in started} for key in wanted}
+    libraries share are measured again, up to `more` times. run: a function that is called instead of `measured`. runs:
+    those of an interrupted measurement, which come first. After budget_s seconds no further round begins."""
+    samples, runs = {key: {library: [] for library in started} for key in wanted}, runs or Runs()
     for turn in range(rounds + more):
         missing = wanted if turn < rounds else [key for key in wanted if best_place(samples[key]) is None]
+        if turn > 0 and budget_s is not None and runs.seconds > budget_s:
+            break
         for library, command in started.items() if missing else ():
-            for key, found in (run or measured)(library, command, missing).items():
+            for key, found in runs.take(library, command, missing, run or measured).items():
                 samples[key][library].append(found)
     return [row(key, samples[key]) for key in wanted]
 
@@ -146,10 +183,19 @@ def main():
     parser.add_argument("--more", type=int, default=6, help="further rounds for rows that do not compare, default: 6")
     parser.add_argument("--sizes", default=SIZES, help=f"bytes, default: {SIZES}")
     parser.add_argument("--only", action="append", choices=COLLECTIVES, help="this collective; may be repeated")
+    parser.add_argument("--budget", type=float, metavar="S", help="begin no further round after so many seconds")
+    parser.add_argument("--runs", type=Path, metavar="FILE",
+                        help="write every run into this file, and continue from the runs that it has")
     parser.add_argument("--json", type=Path, help="also write what was measured into this file")
     arguments = parser.parse_args()
     wanted = [(name, int(size)) for name in arguments.only or COLLECTIVES for size in arguments.sizes.split(",")]
-    found = measure(commands(arguments.ranks), wanted, arguments.rounds, arguments.more)
+    started = commands(arguments.ranks)
+    request = {"ranks": arguments.ranks, "wanted": [list(key) for key in wanted], "libraries": list(started)}
+    runs = Runs(arguments.runs, request)
+    if runs.runs:
+        print(f"{len(runs.runs)} runs are kept from {arguments.runs}", file=sys.stderr)
+    found = measure(started, wanted, arguments.rounds, arguments.more, runs=runs,
+                    budget_s=arguments.budget)
     print("\n".join(table(found)))
     if arguments.json:
         arguments.json.write_text(json.dumps({"ranks": arguments.ranks, "rounds": arguments.rounds, "rows": found},
