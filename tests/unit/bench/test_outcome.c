@@ -120,7 +120,7 @@ static void test_crossing_of_a_shared_tensor_is_half_that_of_a_private_one(void 
 /* ---- cores that move ---- */
 static struct outcome moved_row(double flag, double flag_after, int tries)
 {
-    struct outcome row = took(1100, 1000, 800, 890);
+    struct outcome row = outcome_of_times(1100, 1000, 800, 890);
     row.flag = flag;
     row.flag_after = flag_after;
     row.tries = tries;
