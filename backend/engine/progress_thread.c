@@ -61,7 +61,7 @@ static enum visit progress_thread_visit(tutti_comm *comm, int64_t n, bool may_st
     /* Peers need not ring a communicator that is polled. If messages are open, messages_make_progress decides about the
        bell. */
     if (!open || atomic_load_explicit(&mine->listening, memory_order_relaxed) == DEFERRED) comm_stop_listening(comm);
-    if (open && !progressed_here && backoff_is_over(&progress_thread.backoff, n))
+    if (open && !progressed_here && backoff_wants_sleep(&progress_thread.backoff, n, blocked->core_is_wanted))
         progressed_here = comm_has_decision(comm) || !router_arm(comm->router);
     driver_set_deferred(comm, open && !progressed_here && n >= comm->group.backoff.pauses && driver_may_defer(comm));
     *progressed |= progressed_here;

@@ -206,11 +206,15 @@ static bool backoff_spin(const struct backoff *backoff, int64_t n, bool core_is_
     core_yield();
     return true;
 }
-bool backoff_step(const struct backoff *backoff, int64_t n, bool core_is_wanted)
+bool backoff_wants_sleep(const struct backoff *backoff, int64_t n, bool core_is_wanted)
 {
     /* A rank that wants the core does not keep it for long, so a yield to it is better than a sleep. */
-    bool yields = n >= backoff->pauses && !core_is_wanted;
-    return !(yields && core_is_contended()) && backoff_spin(backoff, n, core_is_wanted);
+    bool yields_to_strangers = n >= backoff->pauses && !core_is_wanted;
+    return backoff_is_over(backoff, n) || (yields_to_strangers && core_is_contended());
+}
+bool backoff_step(const struct backoff *backoff, int64_t n, bool core_is_wanted)
+{
+    return !backoff_wants_sleep(backoff, n, core_is_wanted) && backoff_spin(backoff, n, core_is_wanted);
 }
 bool backoff_wait(const struct backoff *backoff, int64_t n, const struct wait_set *set, int most_ms)
 {

@@ -39,14 +39,17 @@ void wait_set_add(struct wait_set *set, _Atomic uint32_t *word, uint32_t seen, _
     bool is_shared);
 /* Returns 1 + the core that this thread runs on, or 0 if it is unknown. */
 uint32_t wait_core(void);
-/* Returns true if the thread should sleep after the n-th unsuccessful poll (0, 1, …). */
+/* Returns true if both phases are over at the n-th unsuccessful poll (0, 1, …). */
 static inline bool backoff_is_over(const struct backoff *backoff, int64_t n)
 {
     return n >= backoff->pauses && n - backoff->pauses >= backoff->yields;
 }
+/* Returns true if the thread should sleep after the n-th unsuccessful poll: both phases are over, or it would yield a
+   contended core (contention.h) that no awaited rank wants. It may change to false until the next call, but to true only
+   by a yield of this thread. */
+bool backoff_wants_sleep(const struct backoff *backoff, int64_t n, bool core_is_wanted);
 /* Pauses or yields after the n-th unsuccessful poll; a wanted core is yielded without a pause. Returns false, without
-   either, if the thread should sleep: both phases are over, or it would yield a contended core (contention.h) that no
-   awaited rank wants. */
+   either, if the thread should sleep. */
 bool backoff_step(const struct backoff *backoff, int64_t n, bool core_is_wanted);
 /* Does backoff_step, or sleeps until a word changes, for at most `most_ms`. Returns true if the thread slept. With an
    empty set it sleeps only when both phases are over. */

@@ -74,6 +74,9 @@ static void *yield_late(void *unused)
     yield_ns = 100000;
     REQUIRE(backoff_step(&backoff, 2, false) && yields == 2 && core_is_contended());
     REQUIRE(!backoff_step(&backoff, 3, false) && yields == 2);
+    /* A thread that asks beforehand gets the same answer. */
+    REQUIRE(backoff_wants_sleep(&backoff, 3, false) && !backoff_wants_sleep(&backoff, 3, true));
+    REQUIRE(!backoff_wants_sleep(&backoff, 0, false));
     /* A pause gives no core away. */
     REQUIRE(backoff_step(&backoff, 0, false) && yields == 2);
     now_ns += 50 * MS - 1;
