@@ -45,8 +45,8 @@ static inline bool backoff_is_over(const struct backoff *backoff, int64_t n)
     return n >= backoff->pauses && n - backoff->pauses >= backoff->yields;
 }
 /* Returns true if the thread should sleep after the n-th unsuccessful poll: both phases are over, or it would yield a
-   contended core (contention.h) that no awaited rank wants. It may change to false until the next call, but to true only
-   by a yield of this thread. */
+   contended core (contention.h) that no awaited rank wants. Until the next call the answer may change to false, but to
+   true only by a yield of this thread. */
 bool backoff_wants_sleep(const struct backoff *backoff, int64_t n, bool core_is_wanted);
 /* Pauses or yields after the n-th unsuccessful poll; a wanted core is yielded without a pause. Returns false, without
    either, if the thread should sleep. */
