@@ -194,32 +194,33 @@ void wait_set_sleep(const struct wait_set *set, int most_ms)
 }
 
 /* ---- the backoff ---- */
-/* Pauses or yields, unless both phases are over. */
-static bool backoff_spin(const struct backoff *backoff, int64_t n, bool core_is_wanted)
-{
-    if (backoff_is_over(backoff, n)) return false;
-    if (n < backoff->pauses && !core_is_wanted) {
-        cpu_pause_briefly();
-        return true;
-    }
-    waiting_counter_add(WAITING_YIELDS, 1);
-    core_yield();
-    return true;
-}
 bool backoff_wants_sleep(const struct backoff *backoff, int64_t n, bool core_is_wanted)
 {
     /* A rank that wants the core does not keep it for long, so a yield to it is better than a sleep. */
     bool yields_to_strangers = n >= backoff->pauses && !core_is_wanted;
     return backoff_is_over(backoff, n) || (yields_to_strangers && core_is_contended());
 }
+/* Pauses or yields after the n-th unsuccessful poll. */
+static void backoff_spin(const struct backoff *backoff, int64_t n, bool core_is_wanted)
+{
+    if (n < backoff->pauses && !core_is_wanted) {
+        cpu_pause_briefly();
+        return;
+    }
+    waiting_counter_add(WAITING_YIELDS, 1);
+    core_yield();
+}
 bool backoff_step(const struct backoff *backoff, int64_t n, bool core_is_wanted)
 {
-    return !backoff_wants_sleep(backoff, n, core_is_wanted) && backoff_spin(backoff, n, core_is_wanted);
+    if (backoff_wants_sleep(backoff, n, core_is_wanted)) return false;
+    backoff_spin(backoff, n, core_is_wanted);
+    return true;
 }
 bool backoff_wait(const struct backoff *backoff, int64_t n, const struct wait_set *set, int most_ms)
 {
     /* A sleep on an empty set lasts its whole time, so a yield is better there even on a contended core. */
-    bool spins = (set->count ? backoff_step : backoff_spin)(backoff, n, set->core_is_wanted);
-    if (!spins) wait_set_sleep(set, most_ms);
-    return !spins;
+    bool sleeps = set->count ? backoff_wants_sleep(backoff, n, set->core_is_wanted) : backoff_is_over(backoff, n);
+    if (sleeps) wait_set_sleep(set, most_ms);
+    else backoff_spin(backoff, n, set->core_is_wanted);
+    return sleeps;
 }
