@@ -220,9 +220,7 @@ def send_and_receive_batch(call, operations):
 def groups_here(world):
     warnings.filterwarnings("ignore", ".*(deprecated|quantized)", category=FutureWarning)
     warnings.filterwarnings("ignore", ".*quantized", category=UserWarning)
-    if "groups" not in world.kept:
-        world.kept["groups"] = [dist.new_group(list(ranks)) for ranks in model.groups_of(world.size)]
-    return world.kept["groups"]
+    return world.made_once("groups", lambda: [dist.new_group(list(ranks)) for ranks in model.groups_of(world.size)])
 
 
 def wait_for(work, how):

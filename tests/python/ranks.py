@@ -49,6 +49,12 @@ class World:
     hosts: int = 1
     kept: dict = field(default_factory=dict)
 
+    def made_once(self, key, make):
+        """Returns kept[key], for which the first call calls make(). Groups and meshes stay as long as the ranks."""
+        if key not in self.kept:
+            self.kept[key] = make()
+        return self.kept[key]
+
 
 @dataclass
 class Outcome:

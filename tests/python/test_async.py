@@ -6,6 +6,7 @@ import os
 import resource
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
 
@@ -238,7 +239,7 @@ def test_group_whose_thread_cannot_start_is_an_error(fresh):
 
 def check_many_blocked_callbacks(world):
     """Checks that callbacks of several groups may wait for further operations of their groups at the same time."""
-    groups = world.kept.setdefault("of callbacks", [dist.new_group() for _ in range(4)])
+    groups = world.made_once("of callbacks", lambda: [dist.new_group() for _ in range(4)])
     def and_wait(group):
         return lambda f: dist.all_reduce(f.value()[0].clone(), async_op=True, group=group).get_future().wait()[0]
     futures = [dist.all_reduce(torch.ones(2), async_op=True, group=g).get_future().then(and_wait(g)) for g in groups]
@@ -463,25 +464,19 @@ def test_rank_that_waits_for_itself_is_refused(fresh):
 # ---- threads ----
 def check_threads(world):
     """Checks three groups that three threads use at the same time, each its own."""
-    groups = world.kept.setdefault("threads", [dist.new_group() for _ in range(2)])
-    failures = []
+    groups = world.made_once("threads", lambda: [dist.new_group() for _ in range(2)])
 
     def body(group):
-        try:
-            for i in range(200):
-                x = torch.full((i + 1,), 1.0)
-                dist.all_reduce(x, group=group)
-                assert x[0] == world.size
-        except BaseException as error:
-            failures.append(error)
+        for i in range(200):
+            x = torch.full((i + 1,), 1.0)
+            dist.all_reduce(x, group=group)
+            assert x[0] == world.size
 
-    threads = [threading.Thread(target=body, args=(g,)) for g in groups]
-    for thread in threads:
-        thread.start()
-    body(None)
-    for thread in threads:
-        thread.join(60)
-    assert not failures and not any(t.is_alive() for t in threads)
+    with ThreadPoolExecutor(len(groups)) as pool:
+        others = [pool.submit(body, group) for group in groups]
+        body(None)
+        for other in others:
+            other.result(60)
 
 
 def test_threads_use_groups_at_the_same_time(shared):

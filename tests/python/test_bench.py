@@ -166,9 +166,8 @@ def test_percentile_is_the_nearest_rank():
 # ---- on ranks ----
 def measured(world, *words, patch=None, backends=("tutti", "gloo")):
     """Measures on groups that exist already. Returns the document and the output of this rank; only rank 0 prints."""
-    groups = {"tutti": dist.group.WORLD, "gloo": world.kept.setdefault("gloo of bench", None) or dist.new_group(
-        backend="gloo")}
-    world.kept["gloo of bench"] = groups["gloo"]
+    groups = {"tutti": dist.group.WORLD,
+              "gloo": world.made_once("gloo of bench", lambda: dist.new_group(backend="gloo"))}
     ranks = Ranks(world.rank, world.size, world.gloo, {name: groups[name] for name in backends})
     found = options(*words, "--backend", ",".join(backends))
     command.resolve(found, world.size, world.size)

@@ -24,9 +24,7 @@ def network(seed):
 
 
 def mesh_of(world):
-    if "checkpoint mesh" not in world.kept:
-        world.kept["checkpoint mesh"] = init_device_mesh("cpu", (world.size,))
-    return world.kept["checkpoint mesh"]
+    return world.made_once("mesh", lambda: init_device_mesh("cpu", (world.size,)))
 
 
 def sharded(world, seed):

@@ -54,9 +54,7 @@ def compiled(function, backend, fullgraph=True):
 
 
 def mesh_of(world):
-    if "mesh" not in world.kept:
-        world.kept["mesh"] = init_device_mesh("cpu", (world.size,))
-    return world.kept["mesh"]
+    return world.made_once("mesh", lambda: init_device_mesh("cpu", (world.size,)))
 
 
 @contextmanager

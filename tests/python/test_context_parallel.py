@@ -91,9 +91,7 @@ def test_keys_and_values_are_gathered_with_gradients(shared):
 
 def mesh_of(world):
     """Returns the mesh of all ranks, which the first test that needs it has made."""
-    if "context mesh" not in world.kept:
-        world.kept["context mesh"] = init_device_mesh("cpu", (world.size,))
-    return world.kept["context mesh"]
+    return world.made_once("mesh", lambda: init_device_mesh("cpu", (world.size,)))
 
 
 def shards_and_restores(world):

@@ -22,10 +22,8 @@ BRIEF = {"mp_policy": MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dt
 def mesh_of(world, backend, shape):
     """Returns a mesh. Meshes are kept, because each makes groups."""
     names = ("replicate", "shard")[-len(shape):]
-    if (backend, shape) not in world.kept:
-        override = {"backend_override": {name: backend for name in names}} if backend != "tutti" else {}
-        world.kept[backend, shape] = init_device_mesh("cpu", shape, mesh_dim_names=names, **override)
-    return world.kept[backend, shape]
+    override = {"backend_override": {name: backend for name in names}} if backend != "tutti" else {}
+    return world.made_once((backend, shape), lambda: init_device_mesh("cpu", shape, mesh_dim_names=names, **override))
 
 
 def sharded(mesh, options, model=None):

@@ -12,10 +12,7 @@ TYPES = torch.float32, torch.bfloat16, torch.float16
 
 def alone(world):
     """Returns a group of this rank alone, in which all_reduce_norm only normalises."""
-    if "alone" not in world.kept:
-        groups = [dist.new_group([rank]) for rank in range(world.size)]
-        world.kept["alone"] = groups[world.rank]
-    return world.kept["alone"]
+    return world.made_once("alone", lambda: [dist.new_group([rank]) for rank in range(world.size)])[world.rank]
 
 
 def numbers(seed, *shape, dtype=torch.float32):

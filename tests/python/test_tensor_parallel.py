@@ -19,9 +19,7 @@ REDUCTIONS = {"sum": torch.sum, "avg": torch.mean, "max": torch.amax, "min": tor
 def mesh_of(world, *shape):
     """Returns the first mesh of this shape that the ranks have made."""
     names = {1: ("model",), 2: ("data", "model")}[len(shape)]
-    if ("mesh", shape) not in world.kept:
-        world.kept["mesh", shape] = init_device_mesh("cpu", shape, mesh_dim_names=names)
-    return world.kept["mesh", shape]
+    return world.made_once(("mesh", shape), lambda: init_device_mesh("cpu", shape, mesh_dim_names=names))
 
 
 # ---- DTensor ----
