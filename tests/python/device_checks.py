@@ -237,22 +237,18 @@ OPERATIONS = [all_reduce, all_reduce_norm, all_reduce_of_types, all_reduce_max, 
               all_to_all_single_uneven, all_to_all, messages, batch_of_messages, coalesced, coalesced_gathers]
 
 
-def on_cpu(world, operation):
-    works, outputs = operation(world, lambda values: values.clone(), False)
-    for work in works:
-        if work:
-            work.wait()
+def outputs_of(works, outputs):
+    """Waits for the Works of an operation, and returns its outputs."""
+    for work in filter(None, works):
+        work.wait()
     return outputs
 
 
 def check_operations(world, later):
     device = world.kept["device"]
     for operation in OPERATIONS:
-        expected = on_cpu(world, operation)
-        works, outputs = operation(world, lambda values: late(values, device), later)
-        for work in works:
-            if work:
-                work.wait()
+        expected = outputs_of(*operation(world, torch.clone, False))
+        outputs = outputs_of(*operation(world, lambda values: late(values, device), later))
         assert len(outputs) == len(expected)
         for got, right in zip(outputs, expected):
             assert got.device == device

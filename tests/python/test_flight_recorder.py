@@ -36,8 +36,7 @@ def traces_in(folder):
 
 
 def judged_by_torch(folder, backend, *options):
-    """Returns the collectives that torch's reader finds in the traces, which are exported for it under this backend's
-    name."""
+    """Returns the collectives that torch's reader finds in the traces, exported under this backend's name."""
     from torch.distributed.flight_recorder.fr_trace import main
     translation = folder.parent / f"for torch as {backend}"
     export(traces_in(folder), backend, str(translation))

@@ -30,7 +30,7 @@ def test_random_programs_give_the_results_of_the_model(shared, size, request):
     done = random_programs.rounds(request.config.getoption("first_seed", 1), cases, lambda program:
                                   random_programs.check(lambda: shared(size), again, hung, program), ordered)
     print(f"{len(done)} cases on {size} ranks")
-    # So many cases must contain each kind of step, mistake, type and operation.
+    # 3,000 cases contain each kind of step, mistake, type and operation.
     if cases >= 3000:
         works = {step.kind for step in done if step.kind in ("messages", "wrong")
                  or model.works(step, len(model.groups_of(size)[step.group]))}
