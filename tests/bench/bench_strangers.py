@@ -10,15 +10,15 @@ means, over all rounds; "rounds" is the range of the ratios of single rounds.
 """
 import argparse
 import contextlib
+import functools
 import statistics
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 
 import torch
 import torch.distributed as dist
-from steps import groups, say_where
+from steps import groups, say_where, timed
 from torch.nn.parallel import DistributedDataParallel
 
 WIDTH, LAYERS, BATCH = 64, 3, 8
@@ -31,20 +31,15 @@ class Training:
     def __init__(self, group: dist.ProcessGroup):
         torch.manual_seed(0)
         layers = [layer for _ in range(LAYERS) for layer in (torch.nn.Linear(WIDTH, WIDTH), torch.nn.ReLU())]
-        self.group = group
         self.model = DistributedDataParallel(torch.nn.Sequential(*layers), process_group=group)
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.01)
         self.batch = torch.randn(BATCH, WIDTH)
 
-    def measure(self, steps: int) -> float:
-        """Returns the mean time of a step in ms."""
-        dist.barrier(group=self.group)
-        begin = time.perf_counter()
+    def train(self, steps: int) -> None:
         for _ in range(steps):
             self.optimizer.zero_grad()
             self.model(self.batch).square().mean().backward()
             self.optimizer.step()
-        return (time.perf_counter() - begin) / steps * 1000
 
 
 @contextlib.contextmanager
@@ -77,9 +72,9 @@ def main() -> None:
             # the first round, in which the system distributes the strangers, does not count
             for turn in range(options.rounds + 1):
                 for name, training in trainings.items():
-                    taken = training.measure(options.steps)
+                    seconds, _ = timed(functools.partial(training.train, options.steps))
                     if turn:
-                        times[name].append(taken)
+                        times[name].append(seconds / options.steps * 1000)
         gloo, tutti = (statistics.mean(times[name]) for name in ("gloo", "tutti"))
         ratios = [mine / theirs for mine, theirs in zip(times["tutti"], times["gloo"])]
         if is_first:
