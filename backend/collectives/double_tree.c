@@ -28,8 +28,8 @@ struct node double_tree_node(int size, int me, int root, int tree)
     if (right) node.child[1] = double_tree_index_at(size, root, tree, position + right);
     return node;
 }
-/* Returns the tree that this rank serves first. In it the rank is a leaf, so its parent in that tree need not wait
-   until this rank has served its own children in the other tree. */
+/* Returns the tree that this rank serves first, of which it is a leaf. Its parent there then does not wait until the
+   rank has served its own children in the other tree. */
 static int double_tree_first_to_serve(const struct team *team, int root)
 {
     struct node node = double_tree_node(team->size, team->me, root, 0);

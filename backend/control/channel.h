@@ -10,7 +10,7 @@
  *
  * A message that other processes pass on may be lost when one of them dies. So the user of a channel repeats a message
  * until it is answered, and the channel sends it directly after three without an answer (routes.h). A final message
- * need not be repeated: after the close, the channel answers with it. A process also passes on messages of the last 64
+ * is sent once: after the close, the channel answers with it. A process also passes on messages of the last 64
  * channels that it has closed. */
 #pragma once
 #include "backend/control/routes.h"

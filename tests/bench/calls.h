@@ -7,8 +7,8 @@
 enum { TINY = 4096 };
 /* Two buffers of the bytes of the row each. */
 struct pair { char *in, *out; };
-/* Makes one call on this rank. Of a send, rank 0 sends and rank 1 receives; below TINY bytes rank 1 sends back, because
-   otherwise rank 0 would run ahead of the receiver. */
+/* Makes one call on this rank. In a row of sends, rank 0 sends and rank 1 receives; below TINY bytes rank 1 sends back,
+   because otherwise rank 0 would run ahead of the receiver. */
 void case_call(const struct bench_case *c, struct pair at, tutti_dtype dtype, tutti_comm *comm);
 /* Returns the buffers of a row: its own or shared ones, and one of them twice if the row is in place. */
 struct pair case_pair(const struct bench_case *c, struct pair own, struct pair shared);

@@ -74,7 +74,7 @@ double case_touched(const struct bench_case *c)
     case ALL_TO_ALL: return 1;
     /* All input is read, and the root writes the result. */
     case REDUCE: return (1 + part) / 2;
-    /* These are measured out of place only. Of a message one rank reads the bytes and the other one writes them. */
+    /* These are measured out of place only. One rank reads the bytes of a message, and the other one writes them. */
     case GATHER:
     case SCATTER:
     case SEND_RECV: return part;

@@ -45,7 +45,7 @@ int measure_cores(void)
     return sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
 }
 /* Pins this process to the core number `index` of those that it may use. */
-static void pin(int index)
+static void process_pin(int index)
 {
     cpu_set_t all, one;
     if (sched_getaffinity(0, sizeof all, &all)) return;
@@ -94,7 +94,7 @@ bool measure_run(int ranks, bool pinned, unsigned limit_s, void (*rank_main)(voi
         if ((process[r] = fork()) == 0) {
             alarm(limit_s);
             measure_rank = r;
-            if (pinned) pin(r % measure_cores());
+            if (pinned) process_pin(r % measure_cores());
             rank_main(context);
             fflush(stdout);
             _exit(0);

@@ -1,7 +1,7 @@
-/* What all benchmarks in C share: ranks as processes on cores of their own, a clock, samples with the quantiles of the
- * slowest rank, and the references beside which everything is measured: flags, and cache lines that two cores hand to
- * each other. The library and its reference take turns in one run, because the machine drifts: a figure by itself says
- * little. */
+/* The common parts of all benchmarks in C: ranks as processes on cores of their own, a clock, samples with quantiles of
+ * the slowest rank, and the references beside which everything is measured: flags, and cache lines that two cores hand
+ * to each other. The library and its reference take turns in one run, because the machine drifts: a figure by itself
+ * says little. */
 #pragma once
 #include "include/tutti.h"
 #include <stdbool.h>

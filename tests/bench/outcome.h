@@ -8,7 +8,7 @@
 struct outcome {
     bool measured;
     double median, p99, best, slowest;
-    /* Of the reference: the median, the 99th percentile, and the median of calls timed one by one. */
+    /* The median and the 99th percentile of the reference, and its median with calls timed one by one. */
     double beside, beside_p99, beside_single;
     /* The ratio to the reference; below TINY bytes the median of the ratios of the turns. */
     double ratio;

@@ -36,7 +36,7 @@ struct side {
     struct lane lanes[PAIRS];
     /* The state of the random numbers, the number of requests to post, and that of messages received. */
     uint64_t random, wanted, received;
-    /* What went wrong, or NULL. */
+    /* The text of the first error, or NULL. */
     const char *wrong;
 };
 

@@ -57,8 +57,9 @@ static inline void visit_shuffled(layout_visitor *visit)
 {
     uint64_t random = 662607015;
     for (int i = 0; i < SHUFFLED; i++) {
-        int host[MOST_PLACED], hosts = 2 + (int)(draw(&random) % 4), ranks = hosts + (int)(draw(&random) % 6);
-        for (int r = 0; r < ranks; r++) host[r] = (int)(draw(&random) >> 16 & 0xffff) % hosts;
+        int host[MOST_PLACED], hosts = 2 + (int)(xorshift_next(&random) % 4),
+                               ranks = hosts + (int)(xorshift_next(&random) % 6);
+        for (int r = 0; r < ranks; r++) host[r] = (int)(xorshift_next(&random) >> 16 & 0xffff) % hosts;
         visit(placed(&visited, host, ranks));
     }
 }

@@ -20,8 +20,8 @@ static void complain(const struct plan *p, const char *why)
 static struct plan plan_by(const struct algorithm *a, const struct layout *l, int root, int way)
 {
     struct plan p = plan_of(a, l, root);
-    p.in_place = way & MIXED ? mask_of(draw(&random_state)) : way & IN_PLACE ? mask_all : NULL;
-    p.shared = way & MIXED ? mask_of(draw(&random_state)) : way & SHARED ? mask_all : NULL;
+    p.in_place = way & MIXED ? mask_of(xorshift_next(&random_state)) : way & IN_PLACE ? mask_all : NULL;
+    p.shared = way & MIXED ? mask_of(xorshift_next(&random_state)) : way & SHARED ? mask_all : NULL;
     p.hoists_receives = way & HOIST;
     p.stage_inputs = way & STAGE_INPUTS;
     p.slots = 1 + (way + root) % 3;
@@ -57,8 +57,8 @@ static void prove_layout(const struct layout *l)
         for (int root = 0; root < roots && l->ranks <= SMALL; root++)
             for (int way = 0; way < WAYS + 2; way++) prove_one(a, l, root, way < WAYS ? way : MIXED | way % 2 * HOIST);
         for (int i = 0; i < DRAWN && l->ranks > SMALL; i++) {
-            int way = (int)(draw(&random_state) >> 16 & (WAYS + MIXED - 1));
-            prove_one(a, l, (int)(draw(&random_state) >> 16 & 0xffff) % roots, way);
+            int way = (int)(xorshift_next(&random_state) >> 16 & (WAYS + MIXED - 1));
+            prove_one(a, l, (int)(xorshift_next(&random_state) >> 16 & 0xffff) % roots, way);
         }
     }
 }
@@ -116,8 +116,9 @@ static void compare_layout(const struct layout *l)
     layouts++;
     for (const struct algorithm *a = collectives_table; a->name; a++) {
         if (!a->hierarchical) continue;
-        int root = is_rooted(a->collective) ? (int)(draw(&random_state) % (uint64_t)l->ranks) : 0;
-        struct plan p = plan_by(a, l, root, (int)(draw(&random_state) >> 16) & (SHARED | IN_PLACE | HOIST | MIXED));
+        int root = is_rooted(a->collective) ? (int)(xorshift_next(&random_state) % (uint64_t)l->ranks) : 0;
+        struct plan p =
+            plan_by(a, l, root, (int)(xorshift_next(&random_state) >> 16) & (SHARED | IN_PLACE | HOIST | MIXED));
         plans++;
         compare_hosts(&p, &checks);
     }

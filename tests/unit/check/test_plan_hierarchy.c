@@ -15,15 +15,15 @@ enum { WAY_STEP = 1 };
 
 static struct plan plan_by(const struct algorithm *a, const struct layout *l, int way, uint64_t *random)
 {
-    struct plan p = plan_of(a, l, (int)(draw(random) % (uint64_t)l->ranks));
+    struct plan p = plan_of(a, l, (int)(xorshift_next(random) % (uint64_t)l->ranks));
     p.slots = 1 + way / 2 % 3;
     p.in_place = way & IN_PLACE ? mask_all : NULL;
     p.shared = way & SHARED ? mask_all : NULL;
     p.hoists_receives = way & HOIST;
     p.stage_inputs = way & STAGE_INPUTS && is_reducing(a->collective);
     if (way < WAYS) return p;
-    p.in_place = mask_of(draw(random));
-    p.shared = mask_of(draw(random));
+    p.in_place = mask_of(xorshift_next(random));
+    p.shared = mask_of(xorshift_next(random));
     p.stage_inputs = way % 4 == 3 && is_reducing(a->collective);
     return p;
 }

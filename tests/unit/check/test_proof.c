@@ -116,7 +116,7 @@ static void test_plans_for_in_place_serve_out_of_place(void **state)
                 p.stage_inputs = is_reducing(a->collective) && size % 4 == 3;
                 bool built = build(&p);
                 for (int k = 0; built && a->collective != ALL_TO_ALL && k < 5; k++) {
-                    p.in_place = k ? mask_of(draw(&random)) : NULL;
+                    p.in_place = k ? mask_of(xorshift_next(&random)) : NULL;
                     check(&p, k % 2 ? 2 * p.slots : 1, 3, 0);
                 }
                 if (built) check(&p, 2, 2, 0);
@@ -132,9 +132,9 @@ static void test_proof_holds_if_some_ranks_are_shared_or_in_place(void **state)
     for (const struct algorithm *a = collectives_table; a->name; a++)
         for (int size = 2; size <= 12 && a->host_memory; size++)
             for (int k = 0; k < 8; k++) {
-                struct plan p = plan_of(a, together(&hosts, size), (int)(draw(&random) % (uint64_t)size));
-                p.in_place = mask_of(draw(&random));
-                p.shared = mask_of(draw(&random));
+                struct plan p = plan_of(a, together(&hosts, size), (int)(xorshift_next(&random) % (uint64_t)size));
+                p.in_place = mask_of(xorshift_next(&random));
+                p.shared = mask_of(xorshift_next(&random));
                 p.can_read_private = k % 2;
                 p.stage_inputs = is_reducing(a->collective) && k % 4 == 3;
                 p.slots = 1 + k % 4;

@@ -145,7 +145,7 @@ static void finish(void)
 }
 /* Sends pairs of messages, and waits for the answer to each pair. The types of a pair differ, so that neither message
    replaces the other. */
-static void exchange(int to, int first, int last)
+static void exchange_pairs(int to, int first, int last)
 {
     for (int value = first; value < last; value += 2) {
         send_value(to, 0, value);
@@ -165,7 +165,7 @@ static void exchange_with_repeats(int to, int value)
 }
 static void exchange_with_all(int first, int last)
 {
-    for (int hop = 1; hop < size; hop++) exchange((rank + hop) % size, first, last);
+    for (int hop = 1; hop < size; hop++) exchange_pairs((rank + hop) % size, first, last);
 }
 
 static void exchange_in_order(void)
@@ -236,7 +236,7 @@ static void leave_early(void)
     }
     world_barrier(size);
     for (int r = 1; r < size && !is_first(rank); r += 2)
-        if (r != rank) exchange(r, 11, 20);
+        if (r != rank) exchange_pairs(r, 11, 20);
     world_barrier(size);
     /* The first rank of the next host has closed its channel without a message to this rank. */
     int gone = (rank + 1) % size;

@@ -66,7 +66,7 @@ static void on_a_core_each(struct rank *me)
     reduce_often(me, LARGE, CALLS / 30);
 }
 /* One message goes round all ranks. */
-static void messages(struct rank *me)
+static void pass_message_round(struct rank *me)
 {
     stay_on(0);
     float x = (float)me->rank;
@@ -115,7 +115,7 @@ static void test_ranks_of_one_core_yield_to_each_other(void **state)
 static void test_messages_on_one_core_yield(void **state)
 {
     (void)state;
-    world_threads(RANKS, NULL, messages, NULL);
+    world_threads(RANKS, NULL, pass_message_round, NULL);
     /* A receiver does not wait for a message that arrived while another rank had the core. */
     assert_true(yielded >= CALLS / 2);
 }

@@ -131,7 +131,7 @@ static void all_algorithms(struct rank *me)
 
 /* ---- over hosts ---- */
 /* Rank r sends 3 * r + q elements to rank q. */
-static void exchange(struct rank *me)
+static void exchange_uneven(struct rank *me)
 {
     size_t sent[MOST], received[MOST], from[MOST], to[MOST], out = 0, in = 0;
     int64_t input[8 * MOST * MOST], output[8 * MOST * MOST];
@@ -150,9 +150,9 @@ static void exchange(struct rank *me)
 }
 static void of_several_hosts(struct rank *me)
 {
-    for (int i = 0; i < 5; i++) exchange(me);
+    for (int i = 0; i < 5; i++) exchange_uneven(me);
     all_algorithms(me);
-    exchange(me);
+    exchange_uneven(me);
 }
 static void test_results_over_hosts(void **state)
 {

@@ -39,7 +39,7 @@ struct way {
     const char *name;
     const struct algorithm *all_reduce;
 };
-/* What a rank got from joining. */
+/* The result of joining on one rank. */
 struct outcome { tutti_status status; char detail[STATUS_DETAIL_BYTES]; struct member table[MOST]; };
 struct rank {
     const struct way *way;

@@ -10,7 +10,7 @@
 enum { MOST_FRAMES = 12, STREAM_BYTES = MOST_FRAMES * (int)(sizeof(struct frame) + sizeof(union link_message)) };
 static uint64_t state;
 /* Returns a random number below `below` (xorshift64*). */
-static unsigned draw(unsigned below)
+static unsigned random_below(unsigned below)
 {
     state ^= state >> 12, state ^= state << 25, state ^= state >> 27;
     return (unsigned)((state * 2685821657736338717u) >> 33) % below;
@@ -30,15 +30,15 @@ static size_t add_frame(unsigned char *stream)
     static const enum packet_kind kinds[] = { CTRL_MSG, CTRL_MSG, HEARTBEAT, ADDRESS, ADDRESS_REQUEST, JOIN_ABORTED,
         GOODBYE };
     union link_message m;
-    memset(&m, (int)draw(256), sizeof m);
-    m.packet = packet_make_from_us(registry.self.nonce, kinds[draw(7)]);
+    memset(&m, (int)random_below(256), sizeof m);
+    m.packet = packet_make_from_us(registry.self.nonce, kinds[random_below(7)]);
     size_t bytes = sizeof m.packet;
-    if (m.packet.kind == ADDRESS) bytes += draw(PROCESS_ADDRESS_BYTES + 1);
+    if (m.packet.kind == ADDRESS) bytes += random_below(PROCESS_ADDRESS_BYTES + 1);
     if (m.packet.kind == CTRL_MSG) {
-        m.entry.msg.type = (uint16_t)draw(CHANNEL_TYPES);
-        m.entry.msg.hops = (uint8_t)draw(256);
-        m.entry.msg.flags = (uint8_t)draw(CTRL_MSG_FLAGS + 1);
-        m.entry.msg.length = draw(CHANNEL_BYTES + 1);
+        m.entry.msg.type = (uint16_t)random_below(CHANNEL_TYPES);
+        m.entry.msg.hops = (uint8_t)random_below(256);
+        m.entry.msg.flags = (uint8_t)random_below(CTRL_MSG_FLAGS + 1);
+        m.entry.msg.length = random_below(CHANNEL_BYTES + 1);
         bytes += offsetof(struct ctrl_msg, bytes) + m.entry.msg.length;
     }
     struct frame frame = { (uint32_t)bytes, 0 };
@@ -50,16 +50,16 @@ static size_t add_frame(unsigned char *stream)
 static void stream_damage(unsigned char *stream, size_t *bytes)
 {
     static const uint32_t numbers[] = { 0, 1, 111, 112, 113, 2160, 2161, 65535, 1u << 31, UINT32_MAX };
-    size_t at = draw((unsigned)*bytes), count = draw(64) + 1;
-    switch (draw(5)) {
-    case 0: stream[at] ^= (unsigned char)(1u << draw(8)); break;
+    size_t at = random_below((unsigned)*bytes), count = random_below(64) + 1;
+    switch (random_below(5)) {
+    case 0: stream[at] ^= (unsigned char)(1u << random_below(8)); break;
     case 1: *bytes = at; break;
     case 2:
-        if (at + 4 <= *bytes) memcpy(stream + at, &numbers[draw(10)], 4);
+        if (at + 4 <= *bytes) memcpy(stream + at, &numbers[random_below(10)], 4);
         break;
     case 3:
         /* The first 24 bytes are the header of a frame, and the magic, version and kind of its packet. */
-        if (*bytes >= 24) memcpy(stream + 4 * draw(6), &numbers[draw(10)], 4);
+        if (*bytes >= 24) memcpy(stream + 4 * random_below(6), &numbers[random_below(10)], 4);
         break;
     default:
         if (at + count > *bytes) count = *bytes - at;
@@ -92,13 +92,13 @@ static int frames_count(struct frame_stream *w)
 static void execute(unsigned char *stream)
 {
     struct frame_stream *w = calloc(1, sizeof *w);
-    int frames = (int)draw(MOST_FRAMES) + 1, received = 0;
-    size_t bytes = 0, whole = draw(8) == 0 ? sizeof w->in : draw(200) + 1;
+    int frames = (int)random_below(MOST_FRAMES) + 1, received = 0;
+    size_t bytes = 0, whole = random_below(8) == 0 ? sizeof w->in : random_below(200) + 1;
     for (int i = 0; i < frames; i++) bytes += add_frame(stream + bytes);
-    int mistakes = (int)draw(4);
+    int mistakes = (int)random_below(4);
     for (int i = 0; i < mistakes && bytes; i++) stream_damage(stream, &bytes);
     for (size_t at = 0; at < bytes && received >= 0;) {
-        size_t room = sizeof w->in - w->in_bytes, piece = draw((unsigned)whole) + 1;
+        size_t room = sizeof w->in - w->in_bytes, piece = random_below((unsigned)whole) + 1;
         if (piece > room) piece = room;
         if (piece > bytes - at) piece = bytes - at;
         memcpy(w->in + w->in_bytes, stream + at, piece);
@@ -109,7 +109,7 @@ static void execute(unsigned char *stream)
     }
     if (!mistakes) REQUIRE(received == frames && w->got == (uint32_t)bytes && !w->in_bytes);
     /* The output buffer is bounded, however many messages are put into it. */
-    if (draw(4) == 0)
+    if (random_below(4) == 0)
         for (int i = 0; i < 100; i++) {
             struct packet packet = packet_make_from_us(registry.self.nonce, HEARTBEAT);
             frame_stream_put(w, &packet, sizeof packet, STREAM_WINDOW);

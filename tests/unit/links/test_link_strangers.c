@@ -47,7 +47,7 @@ static void send_nonsense(int socket, int i)
 
 /* ---- strangers that connect ---- */
 /* Process 2 is a stranger and opens many connections, while 0 and 1 open their link. */
-static void flood(void)
+static void flood_with_connections(void)
 {
     int silent[SILENT];
     if (rank < 2) {
@@ -84,7 +84,7 @@ static void flood(void)
 static void test_strangers_do_not_disturb_links(void **state)
 {
     (void)state;
-    world_run(3, flood, 0);
+    world_run(3, flood_with_connections, 0);
 }
 static void await_dismissal(void)
 {

@@ -109,7 +109,7 @@ static void test_different_key_is_an_error(void **state)
 }
 /* Forwards bytes from one socket to another, and changes the byte that *left others precede. Returns 0 if there are
    none to forward. */
-static int forward(int out_of, int into, size_t *left)
+static int forward_bytes(int out_of, int into, size_t *left)
 {
     unsigned char bytes[4096];
     ssize_t n = recv(out_of, bytes, sizeof bytes, MSG_DONTWAIT);
@@ -136,7 +136,7 @@ static void test_changed_byte_ends_the_connection(void **state)
             if (n == 0 || (n < 0 && errno != EAGAIN)) error = n ? errno : ECONNRESET;
             came += n > 0 ? (size_t)n : 0;
             tls_push(b.called.tls, b.called.socket);
-            while (forward(there, here, &left) | forward(here, there, &right)) {}
+            while (forward_bytes(there, here, &left) | forward_bytes(here, there, &right)) {}
         }
         assert_true(error == EPROTO || error == ECONNRESET || came == 0);
         both_free(&b);

@@ -50,7 +50,7 @@ static inline const uint64_t *mask_of(uint64_t bits)
 static inline bool is_rooted(enum collective f) { return f == REDUCE || f == BROADCAST || f == GATHER || f == SCATTER; }
 static inline bool is_reducing(enum collective f) { return f == ALLREDUCE || f == REDUCE || f == REDUCE_SCATTER; }
 /* Returns a random number: xorshift (Marsaglia 2003). The state must not be 0. */
-static inline uint64_t draw(uint64_t *state)
+static inline uint64_t xorshift_next(uint64_t *state)
 {
     *state ^= *state << 13;
     *state ^= *state >> 7;

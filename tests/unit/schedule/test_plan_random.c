@@ -21,7 +21,7 @@ struct events {
     uint64_t random;
     int scratch[MOST_RANKS];
 };
-static int pick(struct events *e, int n) { return (int)(draw(&e->random) >> 20 & 0xffff) % n; }
+static int pick(struct events *e, int n) { return (int)(xorshift_next(&e->random) >> 20 & 0xffff) % n; }
 static struct span scratch(struct events *e, int rank) { return span_of_chunk(rank, SCRATCH, e->scratch[rank]++); }
 static bool neighbours(const struct events *e, int a, int b)
 {
@@ -103,16 +103,16 @@ static const struct algorithm random_algorithm = {
 
 static struct plan random_plan(struct hosts *hosts, uint64_t *random)
 {
-    int sizes[MOST_RANKS], count = 0, left = 2 + (int)(draw(random) % (MOST_RANKS - 1));
+    int sizes[MOST_RANKS], count = 0, left = 2 + (int)(xorshift_next(random) % (MOST_RANKS - 1));
     while (left > 0) {
-        sizes[count] = 1 + (int)(draw(random) % (uint64_t)left);
+        sizes[count] = 1 + (int)(xorshift_next(random) % (uint64_t)left);
         left -= sizes[count++];
     }
     struct plan p = plan_of(&random_algorithm, hosts_of(hosts, sizes, count), 0);
-    uint64_t choice = draw(random);
+    uint64_t choice = xorshift_next(random);
     p.slots = 1 + (int)(choice >> 8 & 3);
-    p.in_place = choice & 1 ? mask_of(draw(random)) : NULL;
-    p.shared = choice & 2 ? mask_of(draw(random)) : NULL;
+    p.in_place = choice & 1 ? mask_of(xorshift_next(random)) : NULL;
+    p.shared = choice & 2 ? mask_of(xorshift_next(random)) : NULL;
     p.hoists_receives = choice & 4;
     p.stage_inputs = (choice & 24) == 24;
     return p;

@@ -7,7 +7,7 @@
 #include <sys/mman.h>
 
 /* Returns an address to pass to mmap for `bytes` bytes. Each call returns another range. */
-static inline void *aside(size_t bytes)
+static inline void *address_find_unused(size_t bytes)
 {
     /* The ranges are 2^BELOW bytes (64 GiB) below an ordinary mapping, and at least APART bytes apart. */
     enum { BELOW = 36, APART = 1 << 16 };

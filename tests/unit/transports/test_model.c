@@ -46,7 +46,7 @@ static size_t bytes_of(int from, int to, int name, int k)
     return mixed % 12 == 0 ? large[mixed / 12 % 5] : usual[mixed % 8];
 }
 /* Cuts a message into three pieces of random lengths, some of them empty. */
-static void cut(struct message *message)
+static void message_cut(struct message *message)
 {
     size_t first = draw((unsigned)message->bytes + 1), second = draw((unsigned)(message->bytes - first) + 1);
     size_t lengths[3] = { first, second, message->bytes - first - second };
@@ -56,7 +56,7 @@ static void cut(struct message *message)
 static void post(struct message *message, int peer, bool is_send, size_t bytes)
 {
     message->bytes = bytes;
-    cut(message);
+    message_cut(message);
     message->x = (struct transfer){ .name = { (uint64_t)message->name / 5, (uint64_t)message->name % 5 << 40 },
         .peer = peer,
         .is_send = is_send,
@@ -95,7 +95,7 @@ static void act(void)
         for (unsigned n = draw(12); n > 0; n--) router_poll(m.routers[draw(RANKS)]);
 }
 /* Polls until QUIET rounds have passed without progress, longer than inproc delays a message. */
-static void settle(void)
+static void poll_until_quiet(void)
 {
     for (int quiet = 0; quiet < QUIET; quiet++)
         for (int r = 0; r < RANKS; r++)
@@ -183,11 +183,11 @@ static void run(unsigned long seed)
     for (int i = 0; i < OPERATIONS; i++) {
         act();
         if (i % 1000 != 999) continue;
-        settle();
+        poll_until_quiet();
         check_nothing_is_stuck();
     }
     do {
-        settle();
+        poll_until_quiet();
         check_nothing_is_stuck();
     } while (!balance());
     count_answers(true);

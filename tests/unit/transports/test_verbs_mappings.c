@@ -61,7 +61,7 @@ static void in_a_process(void (*each)(void))
     }
 static unsigned char *map_at(void *at, int flags)
 {
-    if (!at) at = aside(bytes);
+    if (!at) at = address_find_unused(bytes);
     return mmap(at, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | flags, -1, 0);
 }
 static void watch(const void *at, size_t length)

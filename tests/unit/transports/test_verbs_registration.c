@@ -70,7 +70,7 @@ static struct ibv_mr *register_dmabuf(struct ibv_pd *pd, uint64_t offset, size_t
     return &r->mr;
 }
 /* Returns the word that the device sees at the beginning of this page. */
-static uint64_t seen(const struct registered *t, const void *at)
+static uint64_t device_read_word(const struct registered *t, const void *at)
 {
     const struct region *r = (const struct region *)(const void *)t->region;
     return r->words[((uintptr_t)at - (uintptr_t)t->region->addr) / page];
@@ -120,7 +120,7 @@ static void in_a_process(void (*each)(void))
 static unsigned char *pages_at(void *at, size_t count, uint64_t word)
 {
     int flags = MAP_PRIVATE | MAP_ANONYMOUS | (at ? MAP_FIXED : 0);
-    if (!at) at = aside(count * page);
+    if (!at) at = address_find_unused(count * page);
     unsigned char *mapped = mmap(at, count * page, PROT_READ | PROT_WRITE, flags, -1, 0);
     need(mapped != MAP_FAILED, "there is memory");
     for (size_t i = 0; i < count; i++) memcpy(mapped + i * page, &word, sizeof word);
@@ -213,7 +213,7 @@ static void test_memory_mapped_again_is_registered_again(void)
     unsigned char *at = pages_at(NULL, 4, 1);
     for (uint64_t word = 1; word < 300; word++) {
         struct registered t = take(at, 4 * page);
-        need(seen(&t, at + page) == word, "the device sees the memory that is mapped now");
+        need(device_read_word(&t, at + page) == word, "the device sees the memory that is mapped now");
         registered_give(t);
         munmap(at, 4 * page);
         pages_at(at, 4, word + 1);
@@ -231,14 +231,15 @@ static void test_dropped_and_moved_pages_are_registered_again(void)
     madvise(at + 4 * page, page, MADV_DONTNEED);
     memcpy(at + 4 * page, &two, sizeof two);
     struct registered t = take(at, 8 * page);
-    need(seen(&t, at + 4 * page) == 2, "dropped pages are registered again");
+    need(device_read_word(&t, at + 4 * page) == 2, "dropped pages are registered again");
     registered_give(t);
     unsigned char *there = mmap(NULL, 8 * page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     need(mremap(at, 8 * page, 8 * page, MREMAP_MAYMOVE | MREMAP_FIXED, there) == there, "it moves");
     pages_at(at, 8, 3);
     t = take(at, 8 * page);
     struct registered moved = take(there, 8 * page);
-    need(seen(&t, at) == 3 && seen(&moved, there + 4 * page) == 2, "moved memory is registered at its new address");
+    need(device_read_word(&t, at) == 3 && device_read_word(&moved, there + 4 * page) == 2,
+        "moved memory is registered at its new address");
     registered_give(t);
     registered_give(moved);
 }
@@ -253,7 +254,7 @@ static void test_memory_may_change_while_it_is_in_use(void)
     registration_cache_sweep(r);
     need(regions == 1, "a registration in use stays although its memory is gone");
     struct registered new = take(at, page);
-    need(seen(&new, at) == 2 && seen(&old, at) == 1, "but later uses do not find it");
+    need(device_read_word(&new, at) == 2 && device_read_word(&old, at) == 1, "but later uses do not find it");
     registered_give(old);
     need(regions == 1, "and it ends when it is given back");
     registered_give(new);
@@ -276,7 +277,7 @@ static void test_memory_that_changes_while_it_is_registered_is_not_kept(void)
     verbs.ibv_reg_mr = register_memory;
     need(regions == 0, "a registration whose memory changed meanwhile is not kept");
     struct registered t = take(unmapped_meanwhile, page);
-    need(seen(&t, unmapped_meanwhile) == 2, "and not used again");
+    need(device_read_word(&t, unmapped_meanwhile) == 2, "and not used again");
     registered_give(t);
 }
 /* The forked child starts threads. */
@@ -296,7 +297,7 @@ static void test_a_forked_child_leaves_registrations_of_its_parent(void)
         make(0, 0);
         at = pages_at(at, 2, 5);
         struct registered t = take(at, page);
-        need(registration_cache_can_watch(r) && seen(&t, at) == 5, "a child can create its own cache");
+        need(registration_cache_can_watch(r) && device_read_word(&t, at) == 5, "a child can create its own cache");
         registered_give(t);
         registration_cache_destroy(r);
         need(regions == 1, "and destroy it without its parent's region");
@@ -339,7 +340,7 @@ static void test_a_new_block_at_an_old_address_is_registered(void)
         again += (uintptr_t)at == again ? 0 : (uintptr_t)at - again;
         memcpy(at, &i, sizeof i);
         struct registered t = take(at, page);
-        need(seen(&t, at) == i, "a block at the address of an earlier one is another block");
+        need(device_read_word(&t, at) == i, "a block at the address of an earlier one is another block");
         registered_give(t);
         need(arena_free(at) == TUTTI_OK, "it is given back");
     }
@@ -394,11 +395,11 @@ static void test_memory_that_cannot_be_watched_is_registered_for_each_use(void)
     munmap(at, page);
     pages_at(at, 1, 2);
     t = take(at, page);
-    need(seen(&t, at) == 2, "so the device sees the new memory");
+    need(device_read_word(&t, at) == 2, "so the device sees the new memory");
     registered_give(t);
     registration_cache_destroy(r);
     asked = 0;
-    /* Blocks of the arena are kept even so, because their numbers tell them apart. */
+    /* Blocks of the arena stay registered all the same, because the cache distinguishes them by their numbers. */
     test_a_block_of_the_arena_is_registered_whole();
 }
 static void test_memory_beyond_the_limit_is_refused_with_remedies(void)
@@ -469,7 +470,7 @@ static void *worker(void *argument)
         unsigned char *at = pages_at(NULL, count, word);
         for (int use = rand_r(&seed) % 4; use > 0; use--) {
             struct registered t = take(at + at_page * page, (count - at_page) * page);
-            need(seen(&t, at + at_page * page) == word,
+            need(device_read_word(&t, at + at_page * page) == word,
                 "the device sees this thread's memory, not what was there before");
             registered_give(t);
         }

@@ -40,7 +40,7 @@ static void all_messages(struct rank *me)
 
 /* ---- the events ---- */
 /* Returns the number of rank 0's queue pair, which posts first. */
-static uint32_t sender(void)
+static uint32_t sender_number(void)
 {
     size_t n = 0;
     while (seen[0][n].moment != FAKE_POSTED) n++;
@@ -53,9 +53,9 @@ static void print_events(void)
         for (size_t n = 0; n < seen_count[i]; n++) {
             const struct fake_event *e = &seen[i][n];
             const char *what = e->moment > FAKE_CARRIED ? "" : e->opcode == IBV_WR_RDMA_READ ? "read" : "write";
-            printf("%s\trank %d\t%s\t%s\t%llu\t%s%s%s\n", messages[i].name, e->qp_num != sender(), moments[e->moment],
-                what, (unsigned long long)e->bytes, e->rings ? "rings " : "", e->inlined ? "inline " : "",
-                e->signaled ? "signalled" : "");
+            printf("%s\trank %d\t%s\t%s\t%llu\t%s%s%s\n", messages[i].name, e->qp_num != sender_number(),
+                moments[e->moment], what, (unsigned long long)e->bytes, e->rings ? "rings " : "",
+                e->inlined ? "inline " : "", e->signaled ? "signalled" : "");
         }
 }
 /* Returns the next event of this kind and rank from number *at on, and sets *at to the number behind it. */
@@ -63,7 +63,7 @@ static const struct fake_event *next(int i, size_t *at, enum fake_moment moment,
 {
     for (; *at < seen_count[i]; ++*at) {
         const struct fake_event *e = &seen[i][*at];
-        if (e->moment == moment && (e->qp_num != sender()) == rank) return &seen[i][(*at)++];
+        if (e->moment == moment && (e->qp_num != sender_number()) == rank) return &seen[i][(*at)++];
     }
     fail_msg("%s: no event %d of rank %d", messages[i].name, moment, rank);
     return NULL;

@@ -59,7 +59,7 @@ static double find_norm(int step)
 }
 
 /* ---- the program of a rank ---- */
-static bool succeeded(struct rank *me, tutti_status status)
+static bool call_succeeded(struct rank *me, tutti_status status)
 {
     if (status != TUTTI_OK) strands_fault("rank %d, step %d: %s", me->number, me->step, status_detail());
     return !strands_have_ended_waits();
@@ -88,16 +88,16 @@ static void read_all(struct rank *me, int unit)
 static bool use_all(struct rank *me)
 {
     for (int u = 0; u < plan->units; u++) {
-        if (!succeeded(me, tutti_zero_use(me->zero, u))) return false;
+        if (!call_succeeded(me, tutti_zero_use(me->zero, u))) return false;
         read_all(me, u);
-        if (!succeeded(me, tutti_zero_release(me->zero, u))) return false;
+        if (!call_succeeded(me, tutti_zero_release(me->zero, u))) return false;
     }
     return true;
 }
 static bool use_backward(struct rank *me, int down_to)
 {
     for (; me->backward > down_to; me->backward--) {
-        if (!succeeded(me, tutti_zero_use_backward(me->zero, me->backward - 1))) return false;
+        if (!call_succeeded(me, tutti_zero_use_backward(me->zero, me->backward - 1))) return false;
         read_all(me, me->backward - 1);
     }
     return true;
@@ -107,20 +107,21 @@ static bool skips(const struct rank *me) { return plan->skips_uses && me->step >
 static bool meet(struct rank *me)
 {
     if (plan->placement == TUTTI_ZERO_SHARDED && !use_backward(me, 0)) return false;
-    return succeeded(me, tutti_barrier(verbs_comm(me->number), NULL));
+    return call_succeeded(me, tutti_barrier(verbs_comm(me->number), NULL));
 }
 /* Asks where to write gradient number n of the step. Each pass has all gradients of the order. Before the first of a
    pass, the rank uses all units. */
 static bool ask_for_place(struct rank *me, const struct sum_order *o, int n)
 {
     int count = gradients_of(me->number), parameter = o->gradient[n % count];
-    if (plan->holds && n % count == 0 && !succeeded(me, tutti_zero_hold(me->zero, n / count < plan_passes(plan) - 1)))
+    if (plan->holds && n % count == 0
+        && !call_succeeded(me, tutti_zero_hold(me->zero, n / count < plan_passes(plan) - 1)))
         return false;
     if (!skips(me) && n % count == 0 && (!use_backward(me, 0) || !use_all(me))) return false;
     if (n % count == 0) me->backward = skips(me) ? 0 : plan->units;
     if (o->meets == n && !meet(me)) return false;
     if (!use_backward(me, shapes[parameter].unit)) return false;
-    return succeeded(me,
+    return call_succeeded(me,
         tutti_zero_gradient(me->zero, parameter, (void **)&me->place[parameter], &me->adds[parameter]));
 }
 static bool write_gradient(struct rank *me, const struct sum_order *o, int n)
@@ -131,7 +132,7 @@ static bool write_gradient(struct rank *me, const struct sum_order *o, int n)
     for (int i = 0; i < PERIOD; i++) fresh[i] = (float)plan->ranks * gradient(me->step, me->number, p, n / count, i);
     if (!skips(me)) compare(me, p, "for a gradient");
     for (size_t i = 0; i < shapes[p].count; i++) at[i] = (me->adds[p] ? at[i] : 0) + fresh[i % PERIOD];
-    return succeeded(me, tutti_zero_ready(me->zero, p));
+    return call_succeeded(me, tutti_zero_ready(me->zero, p));
 }
 static bool write_gradients(struct rank *me, const struct sum_order *o)
 {
@@ -147,11 +148,11 @@ static bool write_gradients(struct rank *me, const struct sum_order *o)
 static bool end_step(struct rank *me)
 {
     double norm;
-    if (is_dropped(me->step)) return succeeded(me, tutti_zero_drop(me->zero));
-    if (plan->closing == SETTLES && !succeeded(me, tutti_zero_settle(me->zero))) return false;
-    if (plan->closing == CLAIMS && !succeeded(me, tutti_zero_claim(me->zero))) return false;
+    if (is_dropped(me->step)) return call_succeeded(me, tutti_zero_drop(me->zero));
+    if (plan->closing == SETTLES && !call_succeeded(me, tutti_zero_settle(me->zero))) return false;
+    if (plan->closing == CLAIMS && !call_succeeded(me, tutti_zero_claim(me->zero))) return false;
     if (plan->closing == TAKES_NORM) {
-        if (!succeeded(me, tutti_zero_norm(me->zero, &norm))) return false;
+        if (!call_succeeded(me, tutti_zero_norm(me->zero, &norm))) return false;
         if (norm != find_norm(me->step))
             strands_fault("rank %d, step %d: a norm of %g, and %g is right", me->number, me->step, norm,
                 find_norm(me->step));
@@ -159,7 +160,7 @@ static bool end_step(struct rank *me)
     bool reads = plan->closing == SETTLES || plan->closing == TAKES_NORM;
     bool whole = plan->placement != TUTTI_ZERO_SHARDED && !skips(me);
     if (reads && whole) read_all(me, -1);
-    return succeeded(me, tutti_zero_step(me->zero, &(tutti_zero_rates){ .rate = 1 }, 1));
+    return call_succeeded(me, tutti_zero_step(me->zero, &(tutti_zero_rates){ .rate = 1 }, 1));
 }
 static bool take_steps(struct rank *me)
 {
@@ -201,13 +202,13 @@ static void begin_and_train(struct rank *me)
         float *at = tutti_zero_parameter_at(me->zero, p);
         for (size_t i = 0; i < shapes[p].count; i++) at[i] = value[0][p][i % PERIOD];
     }
-    if (succeeded(me, tutti_zero_begin(me->zero))) take_steps(me);
+    if (call_succeeded(me, tutti_zero_begin(me->zero))) take_steps(me);
 }
 static void rank_main(void *context)
 {
     struct rank *me = context;
     tutti_zero_config c = make_config(me->number);
-    if (succeeded(me, tutti_zero_create(&me->zero, &c))) begin_and_train(me);
+    if (call_succeeded(me, tutti_zero_create(&me->zero, &c))) begin_and_train(me);
     /* Transfers in flight when the rank leaves end in time. */
     strand_set_answers(YES);
     tutti_zero_destroy(me->zero);

@@ -41,7 +41,7 @@ static float gradient_of(int rank, int turn, size_t i)
     uint64_t mixed = (uint64_t)rank * 7001 + (uint64_t)turn * 601 + i;
     return (float)((int)(random_next(&mixed) % 2001) - 1000) / 64;
 }
-static void fill(float *data, size_t count, int rank, int turn)
+static void fill_gradient(float *data, size_t count, int rank, int turn)
 {
     for (size_t i = 0; i < count; i++) data[i] = gradient_of(rank, turn, i);
 }
@@ -73,7 +73,7 @@ static void check_sum(struct rank *me, const tutti_compression *how, size_t coun
     REQUIRE(tutti_compressor_create(&c, me->comm, how) == TUTTI_OK);
     memset(k, 0, sizeof *k);
     for (int turn = 0; turn < TURNS; turn++) {
-        fill(data, count, me->rank, turn);
+        fill_gradient(data, count, me->rank, turn);
         for (int r = 0; r < me->size; r++)
             for (size_t i = 0; i < count; i++) given[i] += (double)gradient_of(r, turn, i) / me->size;
         REQUIRE(tutti_compressor_average(c, data, count, TUTTI_FLOAT32, lost, (uint64_t)turn, &sent) == TUTTI_OK);
@@ -94,7 +94,7 @@ static void check_runs_are_equal(struct rank *me, const tutti_compression *how, 
     for (int run = 0; run < 2; run++) {
         tutti_compressor *c;
         REQUIRE(tutti_compressor_create(&c, me->comm, how) == TUTTI_OK);
-        fill(data[run], count, me->rank, 0);
+        fill_gradient(data[run], count, me->rank, 0);
         REQUIRE(tutti_compressor_average(c, data[run], count, TUTTI_FLOAT32, NULL, 9, &sent) == TUTTI_OK);
         REQUIRE(tutti_compressor_destroy(c) == TUTTI_OK);
     }
@@ -114,7 +114,7 @@ static void check_exact(struct rank *me, tutti_compression_form form)
     uint64_t sent = 0;
     REQUIRE(tutti_compressor_create(&c, me->comm, &how) == TUTTI_OK);
     for (int n = COUNTS - 1; n >= 0; n--) {
-        fill(data, counts[n], me->rank, n);
+        fill_gradient(data, counts[n], me->rank, n);
         REQUIRE(tutti_compressor_average(c, data, counts[n], TUTTI_FLOAT32, NULL, 0, &sent) == TUTTI_OK);
         for (size_t i = 0; i < counts[n]; i++) {
             float sum = 0;
@@ -158,7 +158,7 @@ static void check_sent_bytes(struct rank *me)
     tutti_compressor *c;
     uint64_t sent = 0;
     REQUIRE(tutti_compressor_create(&c, me->comm, &how) == TUTTI_OK);
-    fill(data, MOST, me->rank, 0);
+    fill_gradient(data, MOST, me->rank, 0);
     REQUIRE(tutti_compressor_average(c, data, MOST, TUTTI_FLOAT32, NULL, 0, &sent) == TUTTI_OK);
     REQUIRE(tutti_comm_place(me->comm, me->size - 1, &host, NULL) == TUTTI_OK);
     double ideal = 2.0 * MOST / 4 * (host ? 1 : 3) * (1 + 4.0 / 128);
@@ -224,7 +224,7 @@ static void take_step(struct rank *me, tutti_zero *zero, int turn)
         int p = (i + me->rank) % PARAMETERS;
         float *at;
         REQUIRE(tutti_zero_gradient(zero, p, (void **)&at, &adds) == TUTTI_OK && !adds);
-        fill(at, parameters[p].count, me->rank, turn * PARAMETERS + p);
+        fill_gradient(at, parameters[p].count, me->rank, turn * PARAMETERS + p);
         REQUIRE(tutti_zero_ready(zero, p) == TUTTI_OK);
     }
     REQUIRE(tutti_zero_step(zero, &rates, 1) == TUTTI_OK);
@@ -245,7 +245,7 @@ static void check_trained_sum(struct rank *me, tutti_zero *zero, int p)
     REQUIRE(tutti_zero_set_lost(zero, p, lost) == TUTTI_OK && tutti_zero_get_lost(zero, p, again) == TUTTI_OK);
     for (size_t i = 0; i < parameters[p].count; i++) REQUIRE(fabsf(again[i] - lost[i]) <= 1e-5f * fabsf(lost[i]));
 }
-static void train(struct rank *me)
+static void train_compressed(struct rank *me)
 {
     for (tutti_zero_placement placement = TUTTI_ZERO_REPLICATED; placement < TUTTI_ZERO_WHOLE; placement++)
         for (int f = 0; f < FORMS; f++) {
@@ -262,10 +262,10 @@ static void train(struct rank *me)
 static void test_training_loses_no_gradient(void **state)
 {
     (void)state;
-    for (int size = 1; size <= 4; size++) world_threads(size, NULL, train, NULL);
-    world_threads_on("2", 4, NULL, train, NULL);
-    world_threads_on("0,1,0,1", 4, NULL, train, NULL);
-    world_threads_on("0,0,0,1", 4, NULL, train, NULL);
+    for (int size = 1; size <= 4; size++) world_threads(size, NULL, train_compressed, NULL);
+    world_threads_on("2", 4, NULL, train_compressed, NULL);
+    world_threads_on("0,1,0,1", 4, NULL, train_compressed, NULL);
+    world_threads_on("0,0,0,1", 4, NULL, train_compressed, NULL);
 }
 
 /* ---- errors ---- */

@@ -5,7 +5,7 @@
 #include "zero/compressed_exchange.h"
 
 enum { RANKS = 3, COUNT = 2000, BAD = 1 };
-/* What rank BAD changes: the length or a place of its slices (THERE) or of its average (BACK), or nothing (CHANGES). */
+/* Rank BAD changes this: the length or a place of its slices (THERE) or of its average (BACK), or nothing (CHANGES). */
 enum change { LENGTH_THERE, PLACES_THERE, LENGTH_BACK, PLACES_BACK, CHANGES };
 static const tutti_compression forms[] = {
     { .form = TUTTI_COMPRESS_TOPK, .kept = 50 },

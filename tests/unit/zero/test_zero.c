@@ -226,7 +226,7 @@ static void check_events(const struct model *m, tutti_zero *zero)
     REQUIRE(tutti_zero_get_events(zero, event, ROOM, &count, &missed) == TUTTI_OK && count == 1 && missed >= 1);
     free(event);
 }
-static void train(struct rank *me, struct model *m)
+static void train_steps(struct rank *me, struct model *m)
 {
     static _Thread_local struct reference all[MOST_PARAMETERS];
     tutti_zero *zero;
@@ -265,7 +265,7 @@ static void train_models(struct rank *me)
     for (uint64_t turn = 0; turn < (uint64_t)turns; turn++)
         for (tutti_zero_placement placement = 0; placement < TUTTI_ZERO_PLACEMENTS; placement++) {
             struct model m = draw(*seed + 101 * turn, placement);
-            train(me, &m);
+            train_steps(me, &m);
         }
 }
 static void test_parameters_equal_the_reference(void **state)

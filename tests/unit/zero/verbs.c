@@ -142,7 +142,7 @@ tutti_status tutti_mem_free(void *memory)
 }
 
 /* ---- carrying out a call ---- */
-static char *at(const void *base, size_t elements, const struct arguments *s)
+static char *element_at(const void *base, size_t elements, const struct arguments *s)
 {
     return (char *)base + elements * dtype_bytes(s->dtype);
 }
@@ -153,7 +153,7 @@ static void reduce(const struct call *c, int count, int index, size_t elements, 
     const struct arguments *s = &c->arguments;
     const void *from[MOST_RANKS];
     for (int r = 0; r < count; r++) {
-        from[r] = at(c->part[r].send, c->part[r].at[index], s);
+        from[r] = element_at(c->part[r].send, c->part[r].at[index], s);
         if (s->op != TUTTI_PREMUL_SUM) continue;
         if (elements * dtype_bytes(s->dtype) > sizeof scaled[r]) {
             fprintf(stderr, "too large\n");
@@ -178,8 +178,8 @@ static void all_reduce(struct call *c, int count)
 /* Copies elements of rank `from`, which begin at `there` of its `send`, to rank `to`, at `here` of its `recv`. */
 static void move(struct call *c, int from, size_t there, int to, size_t here, size_t elements)
 {
-    const char *source = at(c->part[from].send, there, &c->arguments);
-    char *place = at(c->part[to].recv, here, &c->arguments);
+    const char *source = element_at(c->part[from].send, there, &c->arguments);
+    char *place = element_at(c->part[to].recv, here, &c->arguments);
     if (source != place) memcpy(place, source, elements * dtype_bytes(c->arguments.dtype));
 }
 static void move_uneven(struct call *c, int from, int to)
@@ -279,16 +279,16 @@ static struct call *next_call(tutti_comm *comm)
 }
 /* Overwrites the memory that the call will write, because a call may write it from its start on. All-gathers with a
    label are left out: zero may gather a unit again while it reads the unit, because the bytes stay the same. */
-static void spoil(const struct part *p, const struct arguments *s, const struct group *g, int rank)
+static void part_spoil(const struct part *p, const struct arguments *s, const struct group *g, int rank)
 {
     size_t bytes = dtype_bytes(s->dtype);
     if (s->verb == REDUCE_SCATTER || s->verb == SCATTER) memset(p->recv, 0xff, s->length[rank] * bytes);
     if (s->verb == BROADCAST && rank != s->root) memset(p->recv, 0xff, s->length[0] * bytes);
     for (int q = 0; q < g->count; q++) {
-        if (s->verb == ALL_TO_ALL) memset(at(p->recv, s->length[q] * (size_t)q, s), 0xff, s->length[q] * bytes);
-        if (s->verb == ALL_TO_ALL_V) memset(at(p->recv, p->at[q], s), 0xff, p->taken[q] * bytes);
-        if (s->verb == ALL_GATHER && !s->label && p->send != at(p->recv, p->at[q], s))
-            memset(at(p->recv, p->at[q], s), 0xff, s->length[q] * bytes);
+        if (s->verb == ALL_TO_ALL) memset(element_at(p->recv, s->length[q] * (size_t)q, s), 0xff, s->length[q] * bytes);
+        if (s->verb == ALL_TO_ALL_V) memset(element_at(p->recv, p->at[q], s), 0xff, p->taken[q] * bytes);
+        if (s->verb == ALL_GATHER && !s->label && p->send != element_at(p->recv, p->at[q], s))
+            memset(element_at(p->recv, p->at[q], s), 0xff, s->length[q] * bytes);
     }
 }
 static void check_request(const tutti_request *request, const tutti_comm *comm)
@@ -299,7 +299,7 @@ static void check_request(const tutti_request *request, const tutti_comm *comm)
                 strands_fault("rank %d uses a request again, of a %s that is not over", comm->world_rank,
                     names[calls[i].arguments.verb]);
 }
-static tutti_status call(tutti_comm *comm, struct arguments arguments, struct part part, tutti_request *request)
+static tutti_status call_begin(tutti_comm *comm, struct arguments arguments, struct part part, tutti_request *request)
 {
     strand_does(names[arguments.verb]);
     if (strands_have_ended_waits()) return refused();
@@ -319,7 +319,7 @@ static tutti_status call(tutti_comm *comm, struct arguments arguments, struct pa
     part.request = request;
     c->part[comm->rank] = part;
     if (request) request->reserved[0] = (uintptr_t)c;
-    spoil(&part, &arguments, comm->group, comm->rank);
+    part_spoil(&part, &arguments, comm->group, comm->rank);
     c->came++;
     if (is_ripe(c) && (!late || blocks_any_rank(c))) carry_out(c);
     if (request && !request->blocking) return TUTTI_OK;
@@ -345,7 +345,7 @@ tutti_status tutti_wait(tutti_request *request, int64_t timeout_ms)
 }
 
 /* ---- the verbs ---- */
-static struct arguments even(enum verb verb, const tutti_comm *comm, size_t count, tutti_dtype dtype)
+static struct arguments arguments_even(enum verb verb, const tutti_comm *comm, size_t count, tutti_dtype dtype)
 {
     struct arguments s;
     /* The padding is cleared, too, because memcmp compares it. */
@@ -363,21 +363,21 @@ static struct part between(const void *send, void *recv, const tutti_comm *comm,
 }
 tutti_status tutti_barrier(tutti_comm *comm, tutti_request *request)
 {
-    return call(comm, even(BARRIER, comm, 0, TUTTI_UINT8), (struct part){ 0 }, request);
+    return call_begin(comm, arguments_even(BARRIER, comm, 0, TUTTI_UINT8), (struct part){ 0 }, request);
 }
 tutti_status tutti_all_reduce(const void *send, void *recv, size_t count, tutti_dtype dtype, tutti_op op,
     tutti_comm *comm, tutti_request *request)
 {
-    struct arguments arguments = even(ALL_REDUCE, comm, count, dtype);
+    struct arguments arguments = arguments_even(ALL_REDUCE, comm, count, dtype);
     arguments.op = op;
-    return call(comm, arguments, between(send, recv, comm, 0), request);
+    return call_begin(comm, arguments, between(send, recv, comm, 0), request);
 }
 tutti_status tutti_reduce_scatter(const void *send, void *recv, size_t count, tutti_dtype dtype, tutti_op op,
     tutti_comm *comm, tutti_request *request)
 {
-    struct arguments arguments = even(REDUCE_SCATTER, comm, count, dtype);
+    struct arguments arguments = arguments_even(REDUCE_SCATTER, comm, count, dtype);
     arguments.op = op;
-    return call(comm, arguments, between(send, recv, comm, count), request);
+    return call_begin(comm, arguments, between(send, recv, comm, count), request);
 }
 static void set_counts(struct arguments *arguments, struct part *part, const tutti_comm *comm, const size_t *counts,
     const size_t *offsets)
@@ -390,43 +390,43 @@ static void set_counts(struct arguments *arguments, struct part *part, const tut
 tutti_status tutti_reduce_scatter_v(const void *send, const size_t *counts, const size_t *offsets, void *recv,
     tutti_dtype dtype, tutti_op op, tutti_comm *comm, tutti_request *request)
 {
-    struct arguments arguments = even(REDUCE_SCATTER, comm, 0, dtype);
+    struct arguments arguments = arguments_even(REDUCE_SCATTER, comm, 0, dtype);
     struct part part = { .send = send, .recv = recv };
     arguments.op = op;
     set_counts(&arguments, &part, comm, counts, offsets);
-    return call(comm, arguments, part, request);
+    return call_begin(comm, arguments, part, request);
 }
 tutti_status tutti_all_gather(const void *send, void *recv, size_t count, tutti_dtype dtype, tutti_comm *comm,
     tutti_request *request)
 {
-    return call(comm, even(ALL_GATHER, comm, count, dtype), between(send, recv, comm, count), request);
+    return call_begin(comm, arguments_even(ALL_GATHER, comm, count, dtype), between(send, recv, comm, count), request);
 }
 tutti_status tutti_all_gather_v(const void *send, void *recv, const size_t *counts, const size_t *offsets,
     tutti_dtype dtype, tutti_comm *comm, tutti_request *request)
 {
-    struct arguments arguments = even(ALL_GATHER, comm, 0, dtype);
+    struct arguments arguments = arguments_even(ALL_GATHER, comm, 0, dtype);
     struct part part = { .send = send, .recv = recv };
     set_counts(&arguments, &part, comm, counts, offsets);
-    return call(comm, arguments, part, request);
+    return call_begin(comm, arguments, part, request);
 }
 tutti_status tutti_broadcast(const void *send, void *recv, size_t count, tutti_dtype dtype, int root, tutti_comm *comm,
     tutti_request *request)
 {
-    struct arguments arguments = even(BROADCAST, comm, count, dtype);
+    struct arguments arguments = arguments_even(BROADCAST, comm, count, dtype);
     arguments.root = root;
-    return call(comm, arguments, between(send, recv, comm, 0), request);
+    return call_begin(comm, arguments, between(send, recv, comm, 0), request);
 }
 tutti_status tutti_scatter(const void *send, void *recv, size_t count, tutti_dtype dtype, int root, tutti_comm *comm,
     tutti_request *request)
 {
-    struct arguments arguments = even(SCATTER, comm, count, dtype);
+    struct arguments arguments = arguments_even(SCATTER, comm, count, dtype);
     arguments.root = root;
-    return call(comm, arguments, between(send, recv, comm, 0), request);
+    return call_begin(comm, arguments, between(send, recv, comm, 0), request);
 }
 tutti_status tutti_all_to_all(const void *send, void *recv, size_t count, tutti_dtype dtype, tutti_comm *comm,
     tutti_request *request)
 {
-    return call(comm, even(ALL_TO_ALL, comm, count, dtype), between(send, recv, comm, 0), request);
+    return call_begin(comm, arguments_even(ALL_TO_ALL, comm, count, dtype), between(send, recv, comm, 0), request);
 }
 tutti_status tutti_all_to_all_v(const void *send, const size_t *send_counts, const size_t *send_offsets, void *recv,
     const size_t *recv_counts, const size_t *recv_offsets, tutti_dtype dtype, tutti_comm *comm, tutti_request *request)
@@ -438,18 +438,18 @@ tutti_status tutti_all_to_all_v(const void *send, const size_t *send_counts, con
         part.taken[r] = recv_counts[r];
         part.at[r] = recv_offsets[r];
     }
-    return call(comm, even(ALL_TO_ALL_V, comm, 0, dtype), part, request);
+    return call_begin(comm, arguments_even(ALL_TO_ALL_V, comm, 0, dtype), part, request);
 }
 
 /* ---- communicators ---- */
 tutti_status tutti_comm_split(tutti_comm *comm, int color, int key, tutti_comm **out)
 {
     struct part part = { .color = color, .key = key, .made = (void **)out };
-    return call(comm, even(SPLIT, comm, 0, TUTTI_UINT8), part, NULL);
+    return call_begin(comm, arguments_even(SPLIT, comm, 0, TUTTI_UINT8), part, NULL);
 }
 tutti_status tutti_mem_alloc_common(void **out, size_t bytes, tutti_comm *comm)
 {
-    return call(comm, even(ALLOCATE, comm, bytes, TUTTI_UINT8), (struct part){ .made = out }, NULL);
+    return call_begin(comm, arguments_even(ALLOCATE, comm, bytes, TUTTI_UINT8), (struct part){ .made = out }, NULL);
 }
 tutti_status tutti_comm_destroy(tutti_comm *comm)
 {
