@@ -23,8 +23,10 @@ static bool verbs_endpoint_send_eager(struct fabric *fabric, struct verbs_endpoi
     const void *data)
 {
     struct verbs_xfer now = { .op = op, .kind = EAGER, .data = data };
-    /* A message that fits completes with success at once. */
-    if (!endpoint->waiting && eager_ring_send_xfer(fabric, endpoint, &now)) return verbs_op_end(op, NULL);
+    if (!endpoint->waiting && eager_ring_send_xfer(fabric, endpoint, &now)) {
+        /* The message completes at once: with success, or with the reason for which the device has refused it. */
+        return verbs_op_end(op, endpoint_is_broken(&endpoint->base) ? endpoint->base.why : NULL);
+    }
     struct verbs_xfer *xfer = xfer_new(op, EAGER);
     if (!xfer) return verbs_op_end(op, no_memory);
     xfer->data = data;

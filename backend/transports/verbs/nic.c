@@ -108,8 +108,9 @@ bool verbs_nic_post_receives(struct nic *nic)
         int count = int_smaller(nic->used_receives, RECEIVES_AT_ONCE);
         for (int i = 0; i < count; i++) list[i] = (struct ibv_recv_wr){ .next = i + 1 < count ? &list[i + 1] : NULL };
         errno = ibv_post_srq_recv(nic->receives, list, &bad);
+        /* After an error the receives before `bad` are posted. */
+        nic->used_receives -= errno ? (int)(bad - list) : count;
         if (errno) return false;
-        nic->used_receives -= count;
     }
     return true;
 }

@@ -130,8 +130,8 @@ struct verbs_endpoint {
     /* `peer_turn` is the turn of the peer's endpoint to this process, or 0 while it is unknown. */
     uint64_t peer_turn;
     /* `connect_failed` is set when the device has refused to connect the endpoint. `owes_answer` is set when the peer
-       needs another HELLO of this process. */
-    bool owes_answer, connect_failed;
+       needs another HELLO of this process. `goodbye_is_sent` is set at shutdown. */
+    bool owes_answer, connect_failed, goodbye_is_sent;
     /* `hello_ms` is when the last HELLO was sent, and `repeat_ms` the delay from then to the next. */
     int64_t hello_ms, repeat_ms;
     /* Messages up to this size are sent within their work request. */

@@ -174,21 +174,21 @@ static void verbs_endpoint_disconnect(struct fabric *fabric, struct endpoint *en
 static bool verbs_endpoint_is_drained(const struct verbs_endpoint *endpoint)
 {
     return endpoint_is_broken(&endpoint->base) || !endpoint->lane_count
-        || (!endpoint->waiting && endpoint->ring.sent == endpoint->ring.written);
+        || (endpoint->goodbye_is_sent && !endpoint->waiting && endpoint->ring.sent == endpoint->ring.written);
 }
-/* Sends GOODBYE to all peers, and waits until all messages have arrived, but not beyond `until_ms`. */
+/* Sends GOODBYE to all peers, each as soon as its eager ring has room, and waits until all messages have arrived, but
+   not beyond `until_ms`. */
 static void verbs_endpoints_drain(struct fabric *fabric, int64_t until_ms)
 {
-    bool is_sent = false, is_drained = false;
+    bool is_drained = false;
     while (!is_drained && clock_ms() < until_ms) {
         is_drained = true;
         for (struct endpoint *base = fabric->endpoints; base; base = base->next) {
             struct verbs_endpoint *endpoint = verbs_endpoint_of(base);
-            if (!is_sent && endpoint->lane_count && !endpoint_is_broken(base))
-                eager_ring_send_control(fabric, endpoint, GOODBYE, true);
+            if (!endpoint->goodbye_is_sent && endpoint->lane_count && !endpoint_is_broken(base))
+                endpoint->goodbye_is_sent = eager_ring_send_control(fabric, endpoint, GOODBYE, true);
             is_drained &= verbs_endpoint_is_drained(endpoint);
         }
-        is_sent = true;
         if (!is_drained && !verbs_progress(fabric)) fabric_pause_unlocked(fabric);
     }
 }

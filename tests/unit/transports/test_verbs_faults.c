@@ -196,6 +196,98 @@ static void test_completions_have_room_whatever_fails(void **state)
     }
 }
 
+/* ---- refused posts ---- */
+/* The device refuses the write of a small message of rank 0. */
+static void a_write_is_refused(struct rank *me)
+{
+    const unsigned char data[8] = { 0 };
+    struct fabric *fabric = &verbs_fabrics[me->rank];
+    rank_connect(me);
+    await_quiet(me);
+    if (me->rank == 0) {
+        pthread_mutex_lock(&fabric->lock);
+        struct fabric_op op = { .endpoint = fabric->endpoints, .bytes = sizeof data };
+        fake.fake_fail_call(FAKE_POST_SEND, 0, EIO);
+        bool is_in_flight = fabric->operations->send(fabric, &op, data, false);
+        pthread_mutex_unlock(&fabric->lock);
+        REQUIRE(!is_in_flight && op.why && strstr(op.why, strerror(EIO)));
+    }
+    rank_meet(me);
+}
+static void test_a_refused_write_fails_its_send(void **state)
+{
+    (void)state;
+    ranks_verbs_apart(2, POLLS, a_write_is_refused);
+}
+/* Returns how many of its receives completions have used, as the fabric counts them. */
+static int fabric_used_receives(struct fabric *fabric)
+{
+    pthread_mutex_lock(&fabric->lock);
+    int used = nic_of_fabric(fabric)->used_receives;
+    pthread_mutex_unlock(&fabric->lock);
+    return used;
+}
+/* The device refuses one receive in the middle of a list. The receives before it are posted and must not be posted
+   again: each write with immediate data uses one receive. */
+static void a_receive_is_refused(struct rank *me)
+{
+    static int used[2];
+    static uint64_t writes, receives;
+    rank_connect(me);
+    await_quiet(me);
+    used[me->rank] = fabric_used_receives(&verbs_fabrics[me->rank]);
+    if (me->rank == 0) {
+        writes = fake.fake_count(FAKE_WRITES_WITH_IMMEDIATE);
+        receives = fake.fake_count(FAKE_RECEIVES);
+        fake.fake_fail_call(FAKE_POST_RECV, RECEIVES_AT_ONCE / 2, ENOMEM);
+    }
+    rank_meet(me);
+    for (uint64_t turn = 1; turn <= 3 * RECEIVES_AT_ONCE; turn++) rank_swap(me, turn);
+    await_quiet(me);
+    used[me->rank] = fabric_used_receives(&verbs_fabrics[me->rank]) - used[me->rank];
+    rank_meet(me);
+    if (me->rank == 0) {
+        int64_t posted = (int64_t)(fake.fake_count(FAKE_RECEIVES) - receives);
+        REQUIRE(posted > RECEIVES_AT_ONCE);
+        REQUIRE(posted + used[0] + used[1] == (int64_t)(fake.fake_count(FAKE_WRITES_WITH_IMMEDIATE) - writes));
+    }
+    rank_meet(me);
+}
+static void test_receives_before_a_refused_one_are_posted_once(void **state)
+{
+    (void)state;
+    ranks_verbs_apart(2, POLLS, a_receive_is_refused);
+}
+/* Rank 0 shuts down while its send queue is full, because completions come late. */
+static void a_full_queue_shuts_down(struct rank *me)
+{
+    static const struct fake_faults late = { .seed = 1, .late = 1000000, .late_most_us = 20000 };
+    struct fabric *fabric = &verbs_fabrics[me->rank];
+    rank_connect(me);
+    await_quiet(me);
+    struct verbs_endpoint *endpoint = verbs_endpoint_of(fabric->endpoints);
+    if (me->rank == 0) {
+        fake.fake_set_faults(&late);
+        pthread_mutex_lock(&fabric->lock);
+        while (eager_ring_send_control(fabric, endpoint, ACK, false)) {}
+        REQUIRE(!lane_has_room(&endpoint->lanes[0]));
+        fabric->operations->shutdown(fabric);
+        pthread_mutex_unlock(&fabric->lock);
+    }
+    for (bool is_over = me->rank == 0; !is_over; rank_settle(me)) {
+        pthread_mutex_lock(&fabric->lock);
+        REQUIRE(!endpoint_is_broken(&endpoint->base));
+        is_over = endpoint->base.has_left;
+        pthread_mutex_unlock(&fabric->lock);
+    }
+    rank_meet(me);
+}
+static void test_a_goodbye_waits_for_room_in_the_send_queue(void **state)
+{
+    (void)state;
+    ranks_verbs_apart(2, POLLS, a_full_queue_shuts_down);
+}
+
 /* ---- a port that is down ---- */
 static void port_is_down_for_a_moment(struct rank *me)
 {
@@ -338,6 +430,9 @@ int test_verbs_faults(void)
         TEST(test_completions_have_room_whatever_fails),
         TEST(test_a_send_beyond_the_limit_of_locked_memory_names_it),
         TEST(test_a_call_that_fails_at_the_start_leaves_no_object),
+        TEST(test_a_refused_write_fails_its_send),
+        TEST(test_receives_before_a_refused_one_are_posted_once),
+        TEST(test_a_goodbye_waits_for_room_in_the_send_queue),
         TEST(test_messages_arrive_after_the_port_is_up_again),
         TEST(test_a_failed_device_breaks_its_connections),
         TEST(test_an_unreachable_queue_pair_breaks_the_connection),
