@@ -23,8 +23,8 @@
  * stays unchanged: tutti_last_error_is_refusal() and request.refused are then true. Every other error (a dead peer, a
  * timeout, ranks that disagree) fails the communicator. Later calls on it return that error until it is destroyed.
  *
- * Versions: tutti_config, tutti_request and tutti_prediction start with their size in the program that was compiled,
- * which TUTTI_CONFIG_INIT, TUTTI_REQUEST_INIT and TUTTI_PREDICTION_INIT set. Later versions add members at the end. A
+ * Versions: tutti_config, tutti_request, tutti_prediction and tutti_norm start with their size in the program that was
+ * compiled, which TUTTI_CONFIG_INIT and the like set. Later versions add members at the end. A
  * newer library reads and writes only the members that the program's struct has, and uses defaults for the others. An
  * older library refuses a larger struct with INVALID_ARGUMENT; the error text has both sizes.
  *

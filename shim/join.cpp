@@ -111,12 +111,13 @@ static int options_find_job_size(const Options &options, int size)
         std::all_of(members.begin(), members.end(), [found](uint64_t member) { return member < uint64_t(found); });
     return is_inside ? found : 0;
 }
-/* Sets the core's job of the group, and its members, which are the ranks `members` of a job of `size` ranks. The core
- * takes a group without a job and without members for all ranks of a new job, which a merged group is not. */
-static void config_set_job(const Options &options, const std::vector<int> &members, int size, tutti_config &config)
+/* Sets in `config` the size of the job, this rank's number in it, and the group's members. `members` are ranks of the
+ * job, or empty for a group of all ranks. The core takes a group without a job and without members for all ranks of a
+ * new job, which a merged group is not. */
+static void config_set_job(const Options &options, const std::vector<int> &members, int job_ranks, tutti_config &config)
 {
     bool is_listed = static_cast<int>(members.size()) == config.size;
-    if (is_listed || options.merged_size) config.job_size = size;
+    if (is_listed || options.merged_size) config.job_size = job_ranks;
     if (config.job_size) config.job_rank = is_listed ? members[static_cast<size_t>(config.rank)] : config.rank;
     if (is_listed && !options.is_alone) config.members = members.data();
     config.is_reconfigurable = members.empty();

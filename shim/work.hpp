@@ -195,9 +195,9 @@ class WorkPart final : public c10d::Work {
     uint64_t key_;
 };
 
-/* The copies of one operation's results to devices. The object holds no tensor, and exists until the copies are over. A
- * later operation on the same memory waits for these copies. So a caller may start the later operation without a wait
- * in between, also on another stream. */
+/* The copies of one operation's results from staging buffers to tensors on devices. The object holds no tensor, and
+ * exists until the copies are over. A later operation on the same memory waits for these copies. So a caller may start
+ * the later operation without a wait in between, also on another stream. */
 class PendingCopy {
   public:
     explicit PendingCopy(Operation &operation);

@@ -78,7 +78,8 @@ static void peers_flush_all(void)
         if (has_unsent) registry_wait(clock_ms() + FLUSH_PAUSE_MS);
     }
 }
-/* Sends what is queued and GOODBYE to all peers, and closes all connections and descriptors of the registry. */
+/* Sends what is queued and GOODBYE to all peers, and closes all connections and descriptors of the registry. Frees the
+   channels and host elections, and forgets the group keys. */
 static void registry_close_all(void)
 {
     peers_flush_all();

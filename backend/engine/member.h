@@ -37,7 +37,8 @@ struct member {
     /* The digest of the group's terms (join/terms.h). */
     uint64_t terms;
 };
-/* A bit of `simulates`: simulated hosts use links as real hosts do. Without it they use shared memory. */
+/* A bit of `simulates`: simulated hosts use links and a network, as real hosts do. Without it they use shared
+   memory. */
 static const uint32_t SIMULATES_LINKS = 2;
 /* Returns true if both ranks are threads of one process. */
 static inline bool member_shares_process(const struct member *a, const struct member *b)

@@ -4,7 +4,8 @@
    sends no messages. */
 #include "backend/engine/prediction.h"
 
-/* Returns true if all ranks can read each other's tensors. If this rank can, it assumes that all can. */
+/* Returns true if the group is on one host, single copy is on, and this rank can read the tensors of the others. It
+   assumes that the others can read as well. */
 static bool prediction_can_read_peers(tutti_comm *comm)
 {
     return !group_has_several_hosts(&comm->group) && comm->launcher.single_copy && tensors_can_read_peers(comm);

@@ -69,8 +69,8 @@ static bool tensors_describe_private(tutti_comm *comm, const struct operation *o
     return tensors_can_read_peers(comm) && tensor_is_readable(comm, op, INPUT, input)
         && tensor_is_readable(comm, op, OUTPUT, output);
 }
-/* Sets at[INPUT] and at[OUTPUT] to the locations of tensors of `input` and `output` bytes; 0 for a tensor that this
-   rank does not have. Returns false if one of them is not in the arena. */
+/* Sets at[INPUT] and at[OUTPUT] to the locations of tensors of `input` and `output` bytes. A tensor of 0 bytes, which
+   this rank does not have, gets block 0. Returns false if one of the others is not in the arena. */
 static bool tensors_find_shared(const struct operation *op, size_t input, size_t output, struct location at[2])
 {
     at[INPUT] = at[OUTPUT] = (struct location){ 0, 0 };

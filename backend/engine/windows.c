@@ -123,7 +123,7 @@ static bool windows_close(tutti_comm *comm, struct tutti_window *w)
     if (!window_close_inbound(w, comm->router)) return false;
     *at = w->next;
     atomic_store(&w->attached, false);
-    window_revoke(w);
+    window_take_back(w);
     return true;
 }
 bool windows_take_out(tutti_comm *comm, struct tutti_window *w)

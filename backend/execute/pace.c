@@ -3,7 +3,7 @@
  * not. So a low quantile separates the two cases. The time of many stores does not, because it depends on memory and is
  * only the writer's part. One such fetch takes a fifth of a 4 KiB call between far cores, so a settled thread measures
  * seldom. A thread is moved to another core at most once in a few seconds, and notices it within some hundred slots. A
- * thread begins with streaming, which is never very slow. */
+ * thread begins with streaming (stores around the cache), the smaller of the two mistakes. */
 #include "backend/execute/pace.h"
 #include "backend/base/clock.h"
 #include <stdatomic.h>

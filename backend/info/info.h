@@ -8,7 +8,8 @@ tutti_status info_write_json(char *buffer, size_t capacity, size_t *bytes);
 /* Writes JSON with the parameters by which the group chooses. They are constant once it has joined, so any thread may
    call it. */
 tutti_status info_write_group(const tutti_comm *comm, char *buffer, size_t capacity, size_t *bytes);
-/* Writes the schedules of all ranks of a group of `ranks` ranks (1 to 4096) for an algorithm as text. INVALID_ARGUMENT:
-   wrong ranks or root. Other errors: the plan cannot be built. */
+/* Writes the schedules of all ranks of a group of `ranks` ranks (1 to 4096) for an algorithm as text. The ranks are
+   on one host, on two for a hierarchical algorithm, and each on its own for an algorithm of messages only.
+   INVALID_ARGUMENT: wrong ranks or root. Other errors: the plan cannot be built. */
 tutti_status info_write_schedule(const struct algorithm *algorithm, int ranks, int root, char *buffer, size_t capacity,
     size_t *bytes);

@@ -21,7 +21,8 @@ void member_copy_record(struct member *out, const struct member *member)
     text_make_printable(out->group, sizeof out->group);
     text_make_printable(out->identity.host, sizeof out->identity.host);
 }
-/* Prints the names of a member's transports and returns `out`, or "an unknown transport". */
+/* Writes the names of a member's fabrics to `out` and returns it; returns "an unknown transport" if the member has
+   none. */
 static const char *member_fabrics_text(const struct member *m, char out[FABRIC_TEXT_BYTES])
 {
     fabrics_print_names(m->fabrics, out);
@@ -32,14 +33,14 @@ tutti_status member_check_match(const struct member *mine, int rank, const struc
     if (theirs->build != mine->build)
         return status_fail(TUTTI_MISMATCH,
             "rank %d joins %s with a tutti built from other sources (%08x) than rank 0's (%08x): all ranks must run "
-            "the same build",
+            "a tutti of the same sources",
             rank, mine->group, theirs->build, mine->build);
     if (theirs->size != mine->size)
         return status_fail(TUTTI_MISMATCH, "rank %d joins %s as a group of %u ranks, rank 0 as one of %u", rank,
             mine->group, theirs->size, mine->size);
     if (theirs->terms != mine->terms)
         return status_fail(TUTTI_MISMATCH,
-            "rank %d was given other members, options or another name of %s than rank 0: they must be the same on "
+            "rank %d has other members, other options or another name for %s than rank 0: they must be the same on "
             "all ranks",
             rank, mine->group);
     if ((theirs->simulates ^ mine->simulates) == SIMULATES_LINKS)

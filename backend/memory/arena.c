@@ -133,9 +133,9 @@ struct arena_block arena_block(uint64_t number)
     bool found = number && block_table_read(0, number, &b);
     return found ? (struct arena_block){ b.base, b.bytes } : (struct arena_block){ NULL, 0 };
 }
-struct arena_extent arena_extent(void)
+struct arena_size arena_get_size(void)
 {
-    struct arena_extent out = { 0, 0 };
+    struct arena_size out = { 0, 0 };
     pthread_mutex_lock(&lock);
     for (; out.blocks < block_count; out.blocks++) out.bytes += blocks[out.blocks].bytes;
     pthread_mutex_unlock(&lock);
@@ -261,8 +261,8 @@ static tutti_status arena_add_block(size_t bytes)
    allocated repeatedly could make a large block each time. */
 static size_t arena_preferred_block_bytes(void)
 {
-    struct arena_extent extent = arena_extent();
-    size_t most = extent.blocks < MANY_BLOCKS ? SPARE_BYTES : SIZE_MAX, quarter = extent.bytes / 4;
+    struct arena_size size = arena_get_size();
+    size_t most = size.blocks < MANY_BLOCKS ? SPARE_BYTES : SIZE_MAX, quarter = size.bytes / 4;
     size_t preferred = quarter < BLOCK_BYTES ? BLOCK_BYTES : quarter < most ? quarter : most;
     return size_round_up(preferred, page_bytes());
 }

@@ -25,9 +25,9 @@ void *arena_location_address(struct location location, uint64_t bytes);
 struct arena_block { void *base; size_t bytes; };
 /* Returns the block with that number; the base is NULL if the block does not exist. */
 struct arena_block arena_block(uint64_t number);
-struct arena_extent { int blocks; size_t bytes; };
+struct arena_size { int blocks; size_t bytes; };
 /* Returns the number and the bytes of all blocks, used or free. */
-struct arena_extent arena_extent(void);
+struct arena_size arena_get_size(void);
 /* Frees the spare block; returns false if the arena has none. The spare is a wholly free block of at most 64 MiB,
    kept for a program that frees and allocates the same tensor repeatedly. A caller whose allocation failed tries again
    after true. */

@@ -38,8 +38,9 @@ static int *walk_left_block_at(const struct walk *walk, struct span span, int i)
     return &walk->left[(size_t)plan_member_of_rank(walk->plan, span.rank) * (size_t)walk->chunks
         + (size_t)(span.first + i)];
 }
-/* Returns the block that chunk i of a span holds at this point of the walk, or BLOCK_UNKNOWN. In a tensor with a chunk
-   for each rank, the block is the number of the chunk; in a tensor of one chunk, it is the rank. */
+/* Returns the block that chunk i of a span holds at this point of the walk (in the SCRATCH of a peer: holds finally),
+   or BLOCK_UNKNOWN. In a tensor with a chunk for each rank, the block is the number of the chunk; in a tensor of one
+   chunk, it is the rank. */
 static int walk_find_block(const struct walk *walk, struct span span, int i)
 {
     if (walk_is_own_scratch(walk, span)) return walk->now[span.first + i];

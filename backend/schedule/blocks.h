@@ -6,7 +6,7 @@
 
 /* The block of each chunk: chunk i of span k of a schedule (schedule.spans[k]) holds block[first[k] + i]. */
 struct chunk_blocks { int *first, *block; };
-/* The block of a chunk that only passes through the rank. */
+/* The block of a chunk is not known; in a result: the chunk only passes through the rank. */
 enum { BLOCK_UNKNOWN = -1 };
 /* Finds the block of every chunk in the schedule of `rank`. The caller frees *out by chunk_blocks_finish. After a
    failure (mostly NO_MEMORY) *out is empty. */

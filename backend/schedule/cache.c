@@ -110,7 +110,7 @@ static struct cache_entry *cache_find_entry(const struct plan_cache *cache, cons
     while (entry && !plan_keys_are_equal(&entry->key, key)) entry = entry->next;
     return entry;
 }
-/* Removes and frees an entry. */
+/* Removes and frees an entry, whose object the owner has released. */
 static void cache_evict_entry(struct plan_cache *cache, struct cache_entry *entry)
 {
     struct cache_entry **at = &cache->rows[plan_key_row(&entry->key)];

@@ -11,9 +11,9 @@ const char *fabric_name(int number);
 /* Returns the number of the named fabric, or FABRIC_UNKNOWN. An empty name selects the default of this machine, which
    is chosen once per process. */
 int fabric_number_by_name(const char *name);
+enum { FABRIC_TEXT_BYTES = 64 };
 /* Returns the set of the fabrics in a list of names such as "verbs,ucx", or of the default if `names` is empty. Bit k
    is fabric k. 0: a name is unknown, and is copied to `unknown` unless that is NULL. */
-enum { FABRIC_TEXT_BYTES = 64 };
 unsigned fabrics_parse_names(const char *names, char unknown[FABRIC_TEXT_BYTES]);
 /* Writes the names of the fabrics in the set, such as "ucx and verbs". */
 void fabrics_print_names(unsigned set, char out[FABRIC_TEXT_BYTES]);

@@ -1,6 +1,6 @@
-/* Direct writes into the memory of a rank of this host. A writer sets `copying`, then reads `revoked`. The owner sets
-   `revoked`, then reads `copying`. These accesses are sequentially consistent, so either the writer does not write, or
-   the owner waits for it. A large copy takes several turns and is checked in each. */
+/* Direct writes into the memory of a rank of this host. A writer sets `copying`, then reads `taken_back`. The owner
+   sets `taken_back`, then reads `copying`. These accesses are sequentially consistent, so either the writer does not
+   write, or the owner waits for it. A large copy takes several turns and is checked in each. */
 #include "backend/base/memory.h"
 #include "backend/window/window.h"
 #include <string.h>
@@ -12,7 +12,7 @@ enum { PART_BYTES = 4 << 20 };
 static tutti_status window_begin_copying(struct tutti_window *w, int peer)
 {
     atomic_store(&w->row->copying, (uint32_t)peer + 1);
-    if (!atomic_load(&w->peers[peer].row->revoked)) return TUTTI_OK;
+    if (!atomic_load(&w->peers[peer].row->taken_back)) return TUTTI_OK;
     atomic_store(&w->row->copying, 0);
     return TUTTI_PEER_LOST;
 }
@@ -49,7 +49,7 @@ bool window_take_signal(struct tutti_window *w, int from)
     w->peers[from].awaited += found;
     return found;
 }
-void window_revoke(struct tutti_window *w) { atomic_store(&w->row->revoked, 1); }
+void window_take_back(struct tutti_window *w) { atomic_store(&w->row->taken_back, 1); }
 bool window_peer_is_copying(const struct tutti_window *w, int peer)
 {
     const struct window_row *row = w->peers[peer].row;

@@ -21,7 +21,7 @@ struct signal_counter { _Alignas(64) _Atomic uint32_t count; };
 /* The part of one rank in the memory that the ranks of a host share. */
 struct window_row {
     /* 1: this rank takes its memory back, and no rank may begin to write it. */
-    _Alignas(64) _Atomic uint32_t revoked;
+    _Alignas(64) _Atomic uint32_t taken_back;
     /* 1 + the rank whose memory this rank is writing now, or 0. */
     _Atomic uint32_t copying;
     /* 1: this rank has freed its window alone, and puts and signals nothing any more. */
@@ -158,7 +158,7 @@ bool window_take_signal(struct tutti_window *window, int from);
 /* Returns true if a signal of rank `from` can be taken. */
 bool window_has_signal(const struct tutti_window *window, int from);
 /* Takes this rank's memory back: from now on peers begin no direct write to it. */
-void window_revoke(struct tutti_window *window);
+void window_take_back(struct tutti_window *window);
 /* Returns true if that rank of this host is writing this rank's memory. */
 bool window_peer_is_copying(const struct tutti_window *window, int peer);
 

@@ -228,8 +228,7 @@ def _describe_group(group: Group, progress: dict[int, Progress]) -> list[str]:
     most_calls = max(of_rank.called for of_rank in progress.values())
     subject = "all have" if len(progress) == len(group.members) else "the ranks with a trace have all"
     lines = [f"{title}, {_ranks(group.members)}: {subject} completed {_count(common_operations)}"]
-    incomplete = next((number for number in range(common_operations + 1, most_calls + 1)
-                       if any(of_rank.called >= number for of_rank in progress.values())), None)
+    incomplete = common_operations + 1 if most_calls > common_operations else None
     messages = {rank: entry for rank, of_rank in progress.items() for entry in of_rank.messages[:1]}
     if incomplete is None and not messages:
         return lines
@@ -244,7 +243,8 @@ def _describe_group(group: Group, progress: dict[int, Progress]) -> list[str]:
 
 
 def _describe_rank(progress: Progress, group: Group) -> list[str]:
-    """Returns the lines about one rank: its incomplete operation and messages."""
+    """Returns the lines about one rank: its first incomplete operation and its incomplete messages, or that it has
+    called no later operation."""
     incomplete = [(number, entry) for number, entry in sorted(progress.collectives.items()) if not _is_completed(entry)]
     lines = []
     if incomplete:
@@ -267,8 +267,9 @@ def _failure_text(entry: Entry) -> str:
 
 
 def _explain_operation(number: int, progress: dict[int, Progress], absent: set[int]) -> list[str]:
-    """Returns lines that explain the first operation that not all ranks have completed. The core's error comes first:
-    it names dead ranks, and compares more than sizes. number: of the operation. absent: ranks without a trace."""
+    """Returns lines that explain the first operation that not all ranks have completed. The core's error, which names
+    dead ranks and compares more than sizes, comes first, unless it is a timeout or a mismatch that other lines explain.
+    number: of the operation. absent: ranks without a trace."""
     missing = [rank for rank, of_rank in progress.items() if of_rank.called < number]
     calls = {rank: of_rank.collectives[number] for rank, of_rank in progress.items() if number in of_rank.collectives}
     kind, text = _first_error(calls) or ("", "")

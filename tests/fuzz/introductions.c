@@ -18,35 +18,36 @@ static struct input in;
 static struct member mine;
 /* This process is rank 0. */
 static bool leads;
-static unsigned char name[SHA256_BYTES];
+/* The first NONCE_BYTES are the nonce of rank 0's socket. */
+static unsigned char socket_name[SHA256_BYTES];
 static struct key_id key;
 /* The handshake at the other end of each pipe. */
 static struct handshake others[PIPES];
 
 /* ---- the other end, which makes its part of the handshake; bytes may be changed on the way ---- */
-static void caller_go_on(int socket)
+static void continue_as_caller(int socket)
 {
     struct handshake *h = &others[socket - FIRST_PIPE];
     if (!h->has_sent_hello && handshake_receive_opening(h, socket) > 0)
-        handshake_send_hello(h, &mine.identity, name, &key, 0, socket);
+        handshake_send_hello(h, &mine.identity, socket_name, &key, 0, socket);
     if (input_byte(&in) == 255) pipe_change(pipe_other(socket), &in);
 }
-static void called_go_on(int socket)
+static void continue_as_rank_0(int socket)
 {
     struct handshake *h = &others[socket - FIRST_PIPE];
-    if (handshake_receive_hello(h, name, socket) > 0) handshake_send_answer(h, HANDSHAKE_WELCOME, 0, socket);
+    if (handshake_receive_hello(h, socket_name, socket) > 0) handshake_send_answer(h, HANDSHAKE_WELCOME, 0, socket);
     if (input_byte(&in) == 255) pipe_change(pipe_other(socket), &in);
 }
 
 /* ---- in place of backend/host/socket.c ---- */
 int socket_listen(const char *purpose, const unsigned char nonce[NONCE_BYTES])
 {
-    FUZZ_CHECK(purpose && memcmp(nonce, name, NONCE_BYTES) == 0);
+    FUZZ_CHECK(purpose && memcmp(nonce, socket_name, NONCE_BYTES) == 0);
     return LISTENER;
 }
 int socket_connect(const char *purpose, const unsigned char nonce[NONCE_BYTES])
 {
-    FUZZ_CHECK(purpose && memcmp(nonce, name, NONCE_BYTES) == 0);
+    FUZZ_CHECK(purpose && memcmp(nonce, socket_name, NONCE_BYTES) == 0);
     int socket = pipe_make();
     handshake_send_opening(&others[pipe_other(socket) - FIRST_PIPE], magic, pipe_other(socket));
     return socket;
@@ -120,8 +121,8 @@ int poll(struct pollfd *polls, nfds_t count, int timeout_ms)
         int other = pipe_other(polls[i].fd);
         polls[i].revents = ready ? polls[i].events : 0;
         if (polls[i].fd == LISTENER) continue;
-        if (leads) caller_go_on(other);
-        else called_go_on(other);
+        if (leads) continue_as_caller(other);
+        else continue_as_rank_0(other);
     }
     return ready ? (int)count : 0;
 }
@@ -131,7 +132,7 @@ int LLVMFuzzerInitialize(int *count, char ***arguments)
     unsigned char drawn[KEY_BYTES];
     (void)count;
     (void)arguments;
-    unique_id_derive(&id, name, drawn);
+    unique_id_derive(&id, socket_name, drawn);
     FUZZ_CHECK(group_key_add(drawn, &key) == TUTTI_OK);
     return 0;
 }

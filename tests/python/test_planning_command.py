@@ -52,7 +52,7 @@ REFUSED = [
     (["--model", "gpt3-175b", "--gpus", "8", "--memory", "80GB"], "nothing fits 80.0 GB of a device; the least is "),
     (["--model", "llama-7b", "--gpus", "7", "--tp", "3"],
      "no division fits 7 devices with --tp 3: tp divides the model's 32"),
-    (["--model", "llama-7b", "--gpus", "8", "--zero", "3", "--pp", "2"], "stages 2 and 3 of ZeRO have none"),
+    (["--model", "llama-7b", "--gpus", "8", "--zero", "3", "--pp", "2"], "its stages 2 and 3 exclude a pipeline"),
     (["--model", "llama-7b", "--gpus", "8", "--batch-tokens", "2000"], "the next possible number is 2048"),
     (["--model", "llama-7b", "--gpus", "8", "--top", "3", "--compress", "int8"],
      "--compress applies only to the table of ZeRO"),

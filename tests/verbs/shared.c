@@ -1,6 +1,6 @@
-/* Shared receive queues. A message that needs a receive moves the oldest one into the receive queue of its queue pair,
-   which then uses it as its own. So receives that are still in the shared queue are not flushed when a queue pair
-   fails. */
+/* Shared receive queues. A message that needs a receive moves the oldest receive of the shared queue into the receive
+   queue of the queue pair that it reaches. That queue pair then treats the receive as its own. So receives
+   that are still in the shared queue are not flushed when a queue pair fails. */
 #include "tests/verbs/machine.h"
 #include <errno.h>
 #include <stdlib.h>

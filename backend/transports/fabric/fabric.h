@@ -274,8 +274,8 @@ void fabric_op_complete(struct fabric *fabric, struct fabric_op *op, const char 
 struct fabric_op *fabric_op_new(struct fabric *fabric, size_t buffer_bytes);
 /* Gives an op that is in no list back to the fabric. */
 void fabric_op_free(struct fabric *fabric, struct fabric_op *op);
-/* Returns an endpoint to the process with this nonce that has not broken and by which the process has not announced its
-   shutdown, or NULL. */
+/* Returns an endpoint to the process with this nonce, or NULL. Its connection is whole, and the process has not
+   announced its shutdown by it. */
 struct endpoint *endpoint_find(const struct fabric *fabric, const unsigned char process[16]);
 /* Records that the connection of the endpoint broke for the reason `why`, and wakes all transports. The first reason
    stays. */

@@ -14,7 +14,8 @@
 enum filling { FILLS_1K, FILLS_2K, FILLS_4K, FILLS_16K, FILLS_32K, FILLS_64K, FILLS_BEYOND_CACHE, FILLINGS };
 enum { FILLING_BITS = 8, FILLING_AT_LEAST = 1024, TEST_BLOCKS = 4, TEST_SAMPLES = 8 };
 /* The reader publishes one word. For each size class it has a bit, set if ordinary stores are better, and a count of
-   decided A/B tests. It begins with stores around the cache, which are never very bad (stores-around-the-cache.md). */
+   decided A/B tests. It begins with stores around the cache, the smaller of the two mistakes
+   (stores-around-the-cache.md). */
 
 /* ---- the writer's end ---- */
 /* The state of one size class. `fillings` counts its fillings, `ab_test_from` is the number of the filling that begins

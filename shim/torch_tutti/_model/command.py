@@ -64,8 +64,8 @@ def _measure(options: argparse.Namespace, words: list[str]) -> int:
 
 
 def run(options: argparse.Namespace, words: list[str], ranks: Any) -> report.Document:
-    """Measures, and returns the document, the same on every rank. Rank 0 also prints it. ranks: a Ranks of
-    _bench.measure."""
+    """Measures, and returns the document, whose results are the same on every rank. Rank 0 also prints it. ranks: a
+    Ranks of _bench.measure."""
     from torch_tutti._model.measure import Model
     model = Model(options, ranks)
     document = report.begin(options, words, model.machine_parameters())

@@ -18,7 +18,7 @@ Document = dict[str, Any]
 
 def begin(options: argparse.Namespace, words: list[str], group: dict[str, Any]) -> Document:
     """Returns the document before anything is measured. words: the command line. group: the machine parameters of the
-    group on rank 0."""
+    group, as this rank has them."""
     config = {"collective": options.what, "nranks": group["ranks"], "minimum_bytes": options.minbytes,
               "maximum_bytes": options.maxbytes, "step_factor": options.stepfactor, "iterations": options.iters,
               "type": "float", "timeout": options.timeout, "gradients": options.gradients}

@@ -78,11 +78,11 @@ def ranked(job: Job, fixed: dict[str, int], recompute: str | None, top: int) -> 
     """Ranks the strategies. top: the most in `best`. Raises ValueError if no strategy is possible or none fits."""
     found = [estimate(job, s, simulated=False) for s in candidates(job, fixed, recompute)]
     if not found:
-        raise ValueError(_nothing(job, fixed))
+        raise ValueError(_text_without_division(job, fixed))
     least, capacity = min(found, key=lambda estimated: estimated.memory), job.cluster.device.memory
     fitting = [estimated for estimated in found if estimated.memory <= capacity]
     if not fitting:
-        raise ValueError(_too_large(job, least))
+        raise ValueError(_text_without_memory(job, least))
     best = _fastest(job, fitting, top)
     shown = {estimated.strategy.division for estimated in best}
     crossing_hosts = [estimated for estimated in fitting
@@ -112,7 +112,7 @@ def _fastest(job: Job, found: list[Estimate], top: int) -> list[Estimate]:
     return list(best.values())
 
 
-def _too_large(job: Job, least: Estimate) -> str:
+def _text_without_memory(job: Job, least: Estimate) -> str:
     """Returns the error text for a job that fits no strategy. least: the strategy with the least memory."""
     strategy = least.strategy
     return (f"plan: nothing fits {bytes_shown(job.cluster.device.memory)} of a device; the least is "
@@ -121,15 +121,16 @@ def _too_large(job: Job, least: Estimate) -> str:
             "or more memory of each")
 
 
-def _nothing(job: Job, fixed: dict[str, int]) -> str:
+def _text_without_division(job: Job, fixed: dict[str, int]) -> str:
     """Returns the error text for a job that cannot be divided."""
     asked = "".join(f" --{'batch' if name == 'sequences' else name} {value}" for name, value in fixed.items())
     model = job.model
     return (f"plan: no division fits {job.cluster.devices} devices{' with' + asked if asked else ''}: tp divides the "
-            f"model's {model.key_heads or model.heads} heads and fills hosts, pp is at most "
-            f"{min(model.layers, MOST_STAGES)}, for {model.layers} layers, dp divides the {job.batch} sequences of a "
-            "step, ep divides dp and the experts, a pipeline has as many microbatches as stages, stages 2 and 3 of "
-            "ZeRO have none; give other degrees, or more --batch-tokens")
+            f"model's {model.key_heads or model.heads} heads, and divides the {job.cluster.per_host} devices of a host "
+            f"or is a multiple of them; each stage of a pipeline has one of the {model.layers} layers, and pp is at "
+            f"most {MOST_STAGES}; dp divides the {job.batch} sequences of a step; ep divides dp and the experts; a "
+            "pipeline needs at least pp microbatches (interleaved: a multiple of pp; naive and gpipe: any number); "
+            "ZeRO needs dp > 1, and its stages 2 and 3 exclude a pipeline; give other degrees, or more --batch-tokens")
 
 
 # ---- reasons ----

@@ -120,9 +120,9 @@ class HostGroup:
 
 
 class Shared:
-    """The current pool of a group, or None before the first grow(). grow() replaces it by a larger one; extents of the
-    old one stay valid. hosts: where the group's ranks are. host_group: the ranks of this rank's host, after the first
-    grow() if there are several hosts."""
+    """The shared memory of a group. pool: the current pool, or None before the first grow(), which replaces it by a
+    larger one; extents of the old one stay valid. hosts: where the group's ranks are. host_group: the
+    ranks of this rank's host, after the first grow() if there are several hosts."""
 
     def __init__(self, communicator: int, hosts: Hosts) -> None:
         self.hosts, self._communicator = hosts, communicator
@@ -130,7 +130,7 @@ class Shared:
         self.host_group: HostGroup | None = None
 
     def make_pool(self, room: int) -> Pool:
-        """Makes a pool of `room` bytes for each rank. Collective."""
+        """Returns a new pool of `room` bytes for each rank, and keeps the current one. Collective."""
         return Pool(self._communicator, self.hosts, room)
 
     def take(self) -> Extent | None:

@@ -17,7 +17,7 @@ from torch_tutti.zero._core import Piece
 from torch_tutti.zero._gradients import DividedGradient, Gradients
 from torch_tutti.zero._hooks import Hook, Owners
 from torch_tutti.zero._model import Manager
-from torch_tutti.zero._optimizer import NoOptimizer, ZeroOptimizer, find_what_it_looks_at
+from torch_tutti.zero._optimizer import NoOptimizer, ZeroOptimizer, find_optimizer_reach
 from torch_tutti.zero._sharded_optimizer import ShardedOptimizer
 
 _ADVICE_WHEN_WHOLE = (", or run the earlier backward passes of a step in a block of zero.no_sync(model). With "
@@ -175,7 +175,7 @@ class LateSteps:
             raise ValueError(f"zero: the {type(optimizer).__name__} has trained parameters that are not in the model "
                              "that zero.shard divided; make another optimizer for them")
         before = self.manager.optimizer
-        self.manager.finding = find_what_it_looks_at(optimizer, "none", self.manager.core.placement)
+        self.manager.finding = find_optimizer_reach(optimizer, "none", self.manager.core.placement)
         own = LateOptimizer(self.manager, optimizer)
         own.arrival_timeout = before.arrival_timeout
         self.given, self.manager.optimizer = optimizer, own

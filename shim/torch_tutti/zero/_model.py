@@ -26,7 +26,7 @@ from torch_tutti.zero._gradients import DividedGradient, Gradients
 from torch_tutti.zero._hooks import (Hook, cast_inputs, count_data_changes, keep_in_memory, make_room,
                                      release_from_memory, take_gradient)
 from torch_tutti.zero._modules import find_modules_on_meta, materialize_untrained, trim_heap
-from torch_tutti.zero._optimizer import NoOptimizer, ZeroOptimizer, find_what_it_looks_at, rule_of
+from torch_tutti.zero._optimizer import NoOptimizer, ZeroOptimizer, find_optimizer_reach, rule_of
 from torch_tutti.zero._parameters import check_same_layout, collect_managed
 from torch_tutti.zero._reduce_type import sums_in_float32
 from torch_tutti.zero._report import Report, process_peak_bytes
@@ -114,7 +114,7 @@ class Manager:
             raise NotImplementedError("zero.shard: state_directory= needs an optimizer that runs in C: AdamW, Adam or "
                                       "SGD with settings that the library has, and no float64 parameter; here is a "
                                       f"{type(optimizer).__name__}, and its state would be in memory")
-        self.finding = find_what_it_looks_at(optimizer, self.rule, settings.placement)
+        self.finding = find_optimizer_reach(optimizer, self.rule, settings.placement)
         self.square_roots = square_roots_of(self.rule, optimizer.param_groups) or ROUNDED
         self.core = self._create_core(parameters, dtypes, len(optimizer.param_groups), settings)
         self.ahead = settings.ahead and self._can_run_ahead(type(optimizer).__name__)

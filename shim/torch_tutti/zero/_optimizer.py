@@ -67,9 +67,9 @@ class NoOptimizer(torch.optim.Optimizer):
         raise RuntimeError("zero: the model has no optimizer yet; make one over its parameters, and call its step()")
 
 
-def find_what_it_looks_at(given: torch.optim.Optimizer, rule: str, placement: str) -> Finding:
-    """Returns what the given optimizer looks at. Raises NotImplementedError if it cannot step the parts that a rank has
-    with this placement."""
+def find_optimizer_reach(given: torch.optim.Optimizer, rule: str, placement: str) -> Finding:
+    """Returns whether the given optimizer treats each element alone, and so may step flat pieces, or looks at whole
+    parameters. Raises NotImplementedError if it cannot step the parts that a rank has with this placement."""
     if isinstance(given, NoOptimizer):
         return Finding(is_elementwise=True)
     refuse_known(given, "zero")
@@ -402,7 +402,7 @@ class ZeroOptimizer(torch.optim.Optimizer):
                for name, value in known.items()):
             self._settings = settings
             given = optimizer_like(self._bare, self.param_groups)
-            finding = find_what_it_looks_at(given, "none", self._core.placement)
+            finding = find_optimizer_reach(given, "none", self._core.placement)
             if finding != self._manager.finding:
                 raise ValueError(f"zero: the settings of the groups have changed, and with them "
                                  f"{type(given).__name__} looks at other tensors than when the model was sharded "

@@ -90,8 +90,8 @@ def shard(model: nn.Module, optimizer: torch.optim.Optimizer | None = None, *, s
 
 def _check_arguments(model: nn.Module, optimizer: torch.optim.Optimizer | None, gradients: str, placement: str,
                      precision: str | None, compression: str | Compression | None, state_directory: Any) -> None:
-    """Raises ValueError for a model or an optimizer of another kind and for invalid arguments. Raises
-    NotImplementedError for those that the placement does not have."""
+    """Raises ValueError for a DistributedDataParallel model, an optimizer of zero.sharded, and invalid arguments.
+    Raises NotImplementedError for compression with stage 0, and for state_directory= without an optimizer."""
     if isinstance(model, DistributedDataParallel):
         raise ValueError("zero.shard: the model is a DistributedDataParallel, which sums gradients itself; pass its "
                          "module, or use zero.wrap_ddp")

@@ -214,7 +214,7 @@ static void keep_a_spare_block(void)
     void *at;
     assert_int_equal(arena_allocate(1 << 20, &at), TUTTI_OK);
     assert_int_equal(arena_free(at), TUTTI_OK);
-    assert_int_equal(arena_extent().blocks, 1);
+    assert_int_equal(arena_get_size().blocks, 1);
 }
 static void test_spare_block_of_the_arena_is_freed_before_a_call_fails(void **state)
 {
@@ -222,11 +222,11 @@ static void test_spare_block_of_the_arena_is_freed_before_a_call_fails(void **st
     keep_a_spare_block();
     machine_is_full = true;
     close(create(&mine));
-    assert_int_equal(arena_extent().blocks, 0);
+    assert_int_equal(arena_get_size().blocks, 0);
     keep_a_spare_block();
     machine_is_full = true;
     assert_int_equal(segment_reserve(&mine, mine.slots, SLOT_BYTES, "staging slots"), TUTTI_OK);
-    assert_int_equal(arena_extent().blocks, 0);
+    assert_int_equal(arena_get_size().blocks, 0);
     segment_detach(&mine);
     (void)state;
 }

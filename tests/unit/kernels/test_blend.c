@@ -29,15 +29,15 @@ static void expect(tutti_dtype dtype, const void *const *from, bool weighted, si
         write_code(expected, i, dtype, encode(format_of(dtype), (double)sum));
     }
 }
-static float product(tutti_dtype dtype, size_t columns)
+static float dot_product(tutti_dtype dtype, size_t columns)
 {
     float sum[SUMS] = { 0 };
     for (size_t i = 0; i < columns; i++) {
         volatile float x = number_at(row[0], i, dtype) * number_at(row[1], i, dtype);
         sum[i % SUMS] = sum[i % SUMS] + x;
     }
-    for (int apart = SUMS / 2; apart > 0; apart /= 2)
-        for (int i = 0; i < apart; i++) sum[i] = sum[i] + sum[i + apart];
+    for (int distance = SUMS / 2; distance > 0; distance /= 2)
+        for (int i = 0; i < distance; i++) sum[i] = sum[i] + sum[i + distance];
     return sum[0];
 }
 static void check(tutti_dtype dtype, const void *const *from, bool weighted, size_t columns)
@@ -48,8 +48,8 @@ static void check(tutti_dtype dtype, const void *const *from, bool weighted, siz
     blend_find(dtype)(to, from, weighted ? weight : NULL, ROWS, columns);
     assert_memory_equal(to, expected, bytes);
     for (int i = 0; i < GUARD; i++) assert_true(to[i - GUARD] == 0x5a && to[bytes + (size_t)i] == 0x5a);
-    float dot = dot_find(dtype)(row[0], row[1], columns), right = product(dtype, columns);
-    assert_true(memcmp(&dot, &right, sizeof dot) == 0 || (isnan(dot) && isnan(right)));
+    float dot = dot_find(dtype)(row[0], row[1], columns), expected_dot = dot_product(dtype, columns);
+    assert_true(memcmp(&dot, &expected_dot, sizeof dot) == 0 || (isnan(dot) && isnan(expected_dot)));
 }
 static const tutti_dtype dtypes[] = { TUTTI_FLOAT32, TUTTI_BFLOAT16, TUTTI_FLOAT16 };
 static const size_t lengths[] = { 1, 2, 7, 63, 64, 65, 128, 200, 520 };

@@ -1,6 +1,6 @@
-/* norm has on every instruction set the bits of a reference that does what kernels/norm.h states, one element at a
-   time: for numbers of columns around a block, with and without a residual, a weight and a bias. No byte outside the
-   result is written. */
+/* The kernels of kernels/norm.h (RMSNorm and LayerNorm of rows) have on every instruction set the bits of a reference
+   that computes one element at a time: for numbers of columns around a block, with and without a residual, a
+   weight and a bias. No byte outside the result is written. */
 #include "kernels/norm.h"
 #include "kernels/reduce.h"
 #include "tests/support/unit.h"

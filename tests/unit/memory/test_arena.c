@@ -119,7 +119,7 @@ static void test_arena_does_not_grow_over_100000_cycles(void **state)
     enum { PARTS = 200, CYCLES = 100000 };
     static unsigned char *part[PARTS];
     unsigned seed = 11;
-    struct arena_extent half = { 0 };
+    struct arena_size half = { 0 };
     int files = 0;
     (void)state;
     /* Each turn either allocates or frees. */
@@ -134,15 +134,15 @@ static void test_arena_does_not_grow_over_100000_cycles(void **state)
             *part[i] = (unsigned char)i;
         }
         if (turn == CYCLES) {
-            half = arena_extent();
+            half = arena_get_size();
             files = open_files();
         }
     }
-    struct arena_extent end = arena_extent();
+    struct arena_size end = arena_get_size();
     assert_true(end.bytes <= half.bytes + 16 * MIB && end.blocks <= half.blocks + 1);
     assert_true(open_files() <= files + 1);
     for (int i = 0; i < PARTS; i++) arena_free(part[i]);
-    assert_true(arena_extent().blocks <= 1);
+    assert_true(arena_get_size().blocks <= 1);
 }
 static void test_free_blocks_are_unmapped_except_one_spare(void **state)
 {
@@ -150,11 +150,11 @@ static void test_free_blocks_are_unmapped_except_one_spare(void **state)
     void *part[COUNT];
     (void)state;
     for (int i = 0; i < COUNT; i++) part[i] = allocate((size_t)(20 + 8 * i) * MIB);
-    assert_true(arena_extent().blocks >= COUNT);
+    assert_true(arena_get_size().blocks >= COUNT);
     for (int i = 0; i < COUNT; i++) arena_free(part[i]);
-    assert_int_equal(arena_extent().blocks, 1);
+    assert_int_equal(arena_get_size().blocks, 1);
     /* The largest block, of 60 MiB, is kept as the spare. */
-    assert_true(arena_extent().bytes < (size_t)62 * MIB);
+    assert_true(arena_get_size().bytes < (size_t)62 * MIB);
     int files = open_files();
     void *again = allocate(60 * MIB);
     assert_int_equal(open_files(), files);
@@ -165,12 +165,12 @@ static void test_spare_block_has_at_most_64_mib(void **state)
     (void)state;
     arena_give_up_spare();
     arena_free(allocate(64 * MIB));
-    assert_int_equal(arena_extent().blocks, 1);
+    assert_int_equal(arena_get_size().blocks, 1);
     arena_free(allocate(65 * MIB));
-    assert_true(arena_extent().bytes <= 64 * MIB + page_bytes());
+    assert_true(arena_get_size().bytes <= 64 * MIB + page_bytes());
     assert_true(arena_give_up_spare() && !arena_give_up_spare());
     arena_free(allocate(65 * MIB));
-    assert_int_equal(arena_extent().blocks, 0);
+    assert_int_equal(arena_get_size().blocks, 0);
 }
 /* A small tensor that is freed and allocated repeatedly stays in one block, however much memory is allocated
    besides. */
@@ -256,13 +256,13 @@ static void test_error_names_a_shortage_of_ordinary_memory(void **state)
     void *at = NULL;
     (void)state;
     arena_give_up_spare();
-    int blocks = arena_extent().blocks, files = open_files();
+    int blocks = arena_get_size().blocks, files = open_files();
     memory_fail_after(1);
     assert_int_equal(arena_allocate(40 * MIB, &at), TUTTI_NO_MEMORY);
     memory_fail_after(0);
     assert_null(at);
     assert_non_null(strstr(status_detail(), "no memory to manage 41947136 bytes of shared tensors"));
-    assert_int_equal(arena_extent().blocks, blocks);
+    assert_int_equal(arena_get_size().blocks, blocks);
     assert_int_equal(open_files(), files);
     /* The arena still works. */
     arena_free(allocate(40 * MIB));
@@ -272,7 +272,7 @@ static void arena_keep_spare(void)
 {
     arena_give_up_spare();
     arena_free(allocate(60 * MIB));
-    assert_int_equal(arena_extent().blocks, 1);
+    assert_int_equal(arena_get_size().blocks, 1);
 }
 static void test_spare_block_is_freed_before_an_allocation_fails(void **state)
 {
@@ -280,7 +280,7 @@ static void test_spare_block_is_freed_before_an_allocation_fails(void **state)
     arena_keep_spare();
     machine_is_full = true;
     arena_free(allocate(100 * MIB));
-    assert_int_equal(arena_extent().blocks, 0);
+    assert_int_equal(arena_get_size().blocks, 0);
     /* Without a spare block the allocation fails. */
     machine_is_full = true;
     expect_refusal(TUTTI_NO_MEMORY, "bytes of shared memory are not available");
@@ -294,10 +294,10 @@ static void test_spare_block_is_freed_before_attaching_fails(void **state)
     (void)state;
     assert_true(arena_find(mine, 20 * MIB, &location));
     arena_free(other);
-    int before = arena_extent().blocks, descriptor = arena_copy_descriptor(location.block, &bytes);
+    int before = arena_get_size().blocks, descriptor = arena_copy_descriptor(location.block, &bytes);
     no_addresses = true;
     assert_int_equal(arena_attach(descriptor, location.block, bytes, "process 7's", &theirs), TUTTI_OK);
-    assert_int_equal(arena_extent().blocks, before - 1);
+    assert_int_equal(arena_get_size().blocks, before - 1);
     arena_detach(theirs, bytes);
     arena_free(mine);
 }
@@ -344,7 +344,7 @@ static void child(unsigned char *small, unsigned char *large)
     bool fine = small[0] == 1 && large[MIB] == 2;
     small[0] = 10;
     large[MIB] = 20;
-    fine &= !arena_find(small, 1, &location) && arena_extent().blocks == 0;
+    fine &= !arena_find(small, 1, &location) && arena_get_size().blocks == 0;
     fine &= arena_free(small) == TUTTI_OK && arena_free(large) == TUTTI_OK && large[MIB] == 20;
     unsigned char *own = NULL;
     fine &= arena_allocate(MIB, (void **)&own) == TUTTI_OK && arena_find(own, MIB, &location);

@@ -24,7 +24,7 @@ static int views_mapped(void)
     FILE *maps = fopen("/proc/self/maps", "r");
     while (fgets(line, sizeof line, maps)) count += strstr(line, "memfd:tutti") != NULL;
     fclose(maps);
-    return count - arena_extent().blocks;
+    return count - arena_get_size().blocks;
 }
 /* Requests the view until it is available or has failed. */
 static tutti_status view_await(struct peer *peer, uint64_t block, struct view **held)

@@ -16,8 +16,8 @@ struct gid {
 struct gid_table { int count; struct gid *entries; };
 
 /* Reads the GID table of a port, in the order of the indices and without unset entries. `length` is the length of the
-   port's table. `sysfs` is the folder that describes the entries where the library cannot. The caller frees the table
-   with gid_table_finish. */
+   port's table. `sysfs` is the folder to read as /sys: its files describe the entries if the library has no
+   ibv_query_gid_table. The caller frees the table with gid_table_finish. */
 tutti_status gid_table_init(struct ibv_context *context, uint8_t port, int length, const char *sysfs,
     struct gid_table *out);
 /* Frees the entries of the table. */
