@@ -184,6 +184,15 @@ def test_rows_are_repeated_until_placements_match(compare, monkeypatch):
     assert [keys for name, keys in asked if name == "MPICH"] == [wanted] * 2 + [wanted[:1]] * 2
 
 
+@pytest.mark.parametrize(("ranks", "is_compared"), [(2, True), (4, False)])
+def test_mpich_is_left_out_with_more_ranks_than_cores(compare, monkeypatch, capsys, ranks, is_compared):
+    monkeypatch.setattr(compare, "programs", lambda: {"tutti": "a", "Open MPI": "b", "MPICH": "c"})
+    monkeypatch.setattr(compare.os, "sched_getaffinity", lambda process: {0, 1})
+    commands = compare.commands(ranks)
+    assert {"tutti", "Open MPI"} < set(commands) and ("MPICH" in commands) == is_compared
+    assert ("MPICH: left out" in capsys.readouterr().err) != is_compared
+
+
 def test_regret_names_the_better_choice(report):
     found = [{"case": "allgather", "bytes": 1 << 20, "in_place": True, "shared": shared, "choice": "read 512Kx2",
               "choice_us": 20.0, "best": "write 512Kx2 stored", "best_us": best, "regret": 20.0 / best,
