@@ -4,16 +4,22 @@
    A unit whose use has ended stays until another is used. The next use may be its own, as the last unit of a forward
    pass is the first of the backward pass. Ranks may differ in which gradients come. So for the choice of the next
    gathers, a use in a backward pass ends when another unit is used, but its pages stay until its gradients have come.
-   If the unit is gathered again before that, the gather writes the same bytes again. */
+   If the unit is gathered again before that, the gather writes the same bytes again.
+
+   A gather needs a destination that peers can reach, or bytes are copied twice. That is a buffer of the pool. Its pages
+   move to the unit's flat array, around those of this rank's slice, and back when the unit is freed. */
 #include "zero/gather.h"
 #include "backend/base/clock.h"
 #include "backend/base/memory.h"
 #include "backend/base/status.h"
+#include "zero/topology.h"
 #include <stdio.h>
 #include <stdlib.h>
 #include <time.h>
 
 enum { NAP_NS = 50000 };
+/* tutti_mem_alloc gives this many bytes or more whole pages. */
+enum { WHOLE_PAGES_BYTES = 64 << 10 };
 
 static size_t gatherer_unit_bytes(const struct gatherer *gatherer, int unit)
 {
@@ -25,15 +31,48 @@ static bool gatherer_has_unit(const struct gatherer *gatherer, int u)
     return gatherer->unit && u < gatherer->partition->units;
 }
 
-/* ---- opening and closing a unit ---- */
-/* Gives the unit's flat array pages. */
-static tutti_status gatherer_commit_unit(struct gatherer *gatherer, int unit)
+/* Returns the bytes of a slice of the unit. */
+static size_t gatherer_slice_bytes(const struct gatherer *gatherer, int unit)
 {
-    TRY(pages_commit_range(gatherer->unit[unit].flat, gatherer_unit_bytes(gatherer, unit)));
-    gatherer->whole_bytes += gatherer_unit_bytes(gatherer, unit);
-    if (gatherer->whole_bytes > gatherer->most_bytes) gatherer->most_bytes = gatherer->whole_bytes;
+    return gatherer_unit_bytes(gatherer, unit) / (size_t)gatherer->partition->ranks;
+}
+
+/* ---- the pages of a unit ---- */
+/* Moves the pages of the unit's buffer and slice to its flat array, or back. */
+static tutti_status gatherer_move_pages(const struct gatherer *gatherer, int unit, bool back)
+{
+    const struct gathered_unit *gathered = &gatherer->unit[unit];
+    size_t slice = gatherer_slice_bytes(gatherer, unit), before = slice * (size_t)gatherer->partition->rank;
+    size_t after = before + slice, bytes[] = { before, slice, gatherer_unit_bytes(gatherer, unit) - after };
+    char *flat = gathered->flat, *alias = gathered->buffer->alias;
+    char *at[] = { flat, flat + before, flat + after }, *from[] = { alias, gathered->slice, alias + after };
+    for (int i = 0; i < 3; i++) TRY(pages_move_range(back ? at[i] : from[i], back ? from[i] : at[i], bytes[i]));
     return TUTTI_OK;
 }
+/* Gives the unit's flat array pages: those of a buffer, or new ones. */
+static tutti_status gatherer_commit_unit(struct gatherer *gatherer, int unit, bool is_new)
+{
+    size_t bytes = gatherer_unit_bytes(gatherer, unit);
+    gatherer->whole_bytes += bytes;
+    if (gatherer->whole_bytes > gatherer->most_bytes) gatherer->most_bytes = gatherer->whole_bytes;
+    if (is_new || !gatherer->moves_pages) return pages_commit_range(gatherer->unit[unit].flat, bytes);
+    TRY(gather_pool_take(&gatherer->pool, bytes, gatherer->keeps_whole, &gatherer->unit[unit].buffer));
+    return gatherer_move_pages(gatherer, unit, false);
+}
+/* Frees the pages of the unit's flat array, which then reads as NaN. */
+static tutti_status gatherer_decommit_unit(struct gatherer *gatherer, int unit)
+{
+    struct gathered_unit *gathered = &gatherer->unit[unit];
+    gatherer->whole_bytes -= gatherer_unit_bytes(gatherer, unit);
+    if (gathered->buffer) {
+        TRY(gatherer_move_pages(gatherer, unit, true));
+        gather_pool_return(&gatherer->pool, gathered->buffer);
+        gathered->buffer = NULL;
+    }
+    return pages_decommit_range(&gatherer->pages, gathered->flat, gatherer_unit_bytes(gatherer, unit));
+}
+
+/* ---- opening and closing a unit ---- */
 /* Waits for the unit's gather, if one is in flight. */
 static tutti_status gatherer_await_unit(struct gatherer *gatherer, int unit)
 {
@@ -54,21 +93,36 @@ static tutti_status gatherer_await_unit(struct gatherer *gatherer, int unit)
         "order: %s",
         unit, why);
 }
-/* Starts to gather a unit: an all-gather of all ranks' slices into its flat array. */
+/* Starts the collective that brings the slices of all ranks into the unit's buffer, or into its flat array. */
+static tutti_status gatherer_start_collective(struct gatherer *gatherer, int unit)
+{
+    const struct unit_partition *u = &gatherer->partition->unit[unit];
+    struct gathered_unit *gathered = &gatherer->unit[unit];
+    void *into = gathered->buffer ? gathered->buffer->memory : gathered->flat;
+    if (!gathered->buffer || !gatherer->lengths)
+        return tutti_all_gather(gathered->shared, into, u->slice, u->dtype, gatherer->comm, &gathered->request);
+    for (int q = 0; q < gatherer->partition->ranks; q++) {
+        gatherer->lengths[q] = q == gatherer->partition->rank ? 0 : u->slice;
+        gatherer->places[q] = u->slice * (size_t)q;
+    }
+    return tutti_all_to_all_v(gathered->shared, gatherer->lengths, gatherer->starts, into, gatherer->lengths,
+        gatherer->places, u->dtype, gatherer->comm, &gathered->request);
+}
+/* Starts to gather a unit. */
 static tutti_status gatherer_start_unit(struct gatherer *gatherer, int unit)
 {
     const struct unit_partition *u = &gatherer->partition->unit[unit];
     struct gathered_unit *gathered = &gatherer->unit[unit];
     /* A prefetch whose use did not happen may still be in flight. */
     TRY(gatherer_await_unit(gatherer, unit));
-    if (gathered->state == CLOSED) TRY(gatherer_commit_unit(gatherer, unit));
+    if (gathered->state == CLOSED) TRY(gatherer_commit_unit(gatherer, unit, false));
     gathered->is_gathered = true;
     gathered->request = (tutti_request)TUTTI_REQUEST_INIT;
     gathered->request.label = (uint64_t)unit + 1;
     size_t bytes = u->slice * u->element * (size_t)(gatherer->partition->ranks - 1);
     trace_interval_begin(&gathered->interval, gatherer->trace, TUTTI_ZERO_GATHERED, unit, bytes);
     trace_interval_follow_request(&gathered->interval, &gathered->request);
-    TRY(tutti_all_gather(gathered->slice, gathered->flat, u->slice, u->dtype, gatherer->comm, &gathered->request));
+    TRY(gatherer_start_collective(gatherer, unit));
     gathered->state = GATHERING;
     gatherer->moved_bytes += bytes;
     return TUTTI_OK;
@@ -80,8 +134,7 @@ static tutti_status gatherer_free_unit(struct gatherer *gatherer, int unit)
     if (gathered->state == CLOSED) return TUTTI_OK;
     TRY(gatherer_await_unit(gatherer, unit));
     gathered->state = CLOSED;
-    gatherer->whole_bytes -= gatherer_unit_bytes(gatherer, unit);
-    return pages_decommit_range(&gatherer->pages, gathered->flat, gatherer_unit_bytes(gatherer, unit));
+    return gatherer_decommit_unit(gatherer, unit);
 }
 /* Forgets the unit's use and prefetch: the unit may be freed, and its next use starts a gather. */
 static void gathered_unit_end_use(struct gathered_unit *gathered)
@@ -195,12 +248,39 @@ tutti_status gatherer_scatter_values(struct gatherer *gatherer)
 static tutti_status gatherer_init_unit(struct gatherer *gatherer, int unit)
 {
     struct gathered_unit *gathered = &gatherer->unit[unit];
-    TRY(tutti_mem_alloc(&gathered->slice, gatherer_unit_bytes(gatherer, unit) / (size_t)gatherer->partition->ranks));
+    size_t slice = gatherer_slice_bytes(gatherer, unit), before = slice * (size_t)gatherer->partition->rank;
+    TRY(tutti_mem_alloc(&gathered->shared, size_larger(slice, gatherer->moves_pages ? WHOLE_PAGES_BYTES : 0)));
     TRY(pages_reserve_range(&gatherer->pages, gatherer_unit_bytes(gatherer, unit), &gathered->flat));
-    TRY(gatherer_commit_unit(gatherer, unit));
+    gathered->slice = gathered->shared;
+    if (gatherer->moves_pages)
+        TRY(pages_alias_range(gathered->shared, slice, (char *)gathered->flat + before, &gathered->slice));
+    TRY(gatherer_commit_unit(gatherer, unit, true));
     gathered->state = WHOLE;
     gathered->is_gathered = true;
     return TUTTI_OK;
+}
+/* Allocates the arrays for gathers on one host. */
+static tutti_status gatherer_init_lengths(struct gatherer *gatherer)
+{
+    size_t ranks = (size_t)gatherer->partition->ranks;
+    gatherer->lengths = memory_alloc_zeroed(3 * ranks, sizeof *gatherer->lengths);
+    if (!gatherer->lengths) return status_fail(TUTTI_NO_MEMORY, "zero: no memory to gather from %zu ranks", ranks);
+    gatherer->starts = gatherer->lengths + ranks;
+    gatherer->places = gatherer->starts + ranks;
+    return TUTTI_OK;
+}
+/* Chooses how units are gathered: by moving pages if all ranks can. Collective. */
+static tutti_status gatherer_choose_way(struct gatherer *gatherer)
+{
+    struct topology topology;
+    uint8_t can = gatherer->partition->ranks > 1 && pages_can_move();
+    tutti_status status = topology_init(&topology, gatherer->comm);
+    bool is_one_host = topology.hosts == 1;
+    topology_finish(&topology);
+    TRY(status);
+    TRY(tutti_all_reduce(&can, &can, 1, TUTTI_UINT8, TUTTI_MIN, gatherer->comm, NULL));
+    gatherer->moves_pages = can;
+    return can && is_one_host ? gatherer_init_lengths(gatherer) : TUTTI_OK;
 }
 tutti_status gatherer_init(struct gatherer *gatherer, const struct partition *partition, int prefetch,
     int64_t timeout_ms, tutti_comm *all, struct trace *trace)
@@ -218,6 +298,7 @@ tutti_status gatherer_init(struct gatherer *gatherer, const struct partition *pa
     for (int u = 0; u < partition->units; u++) largest = size_larger(largest, gatherer_unit_bytes(gatherer, u));
     TRY(pages_init(&gatherer->pages, largest));
     TRY(tutti_comm_split(all, 0, partition->rank, &gatherer->comm));
+    TRY(gatherer_choose_way(gatherer));
     for (int u = 0; u < partition->units; u++) TRY(gatherer_init_unit(gatherer, u));
     return TUTTI_OK;
 }
@@ -234,9 +315,15 @@ void gatherer_finish(struct gatherer *gatherer)
     /* Gathers use the memory below until this has ended them. */
     tutti_comm_destroy(gatherer->comm);
     for (int u = 0; gatherer_has_unit(gatherer, u); u++) {
-        pages_release_range(gatherer->unit[u].flat, gatherer_unit_bytes(gatherer, u));
-        tutti_mem_free(gatherer->unit[u].slice);
+        struct gathered_unit *gathered = &gatherer->unit[u];
+        pages_release_range(gathered->flat, gatherer_unit_bytes(gatherer, u));
+        if (gathered->slice != gathered->shared)
+            pages_release_range(gathered->slice, gatherer_slice_bytes(gatherer, u));
+        tutti_mem_free(gathered->shared);
+        gather_buffer_free(gathered->buffer);
     }
+    gather_pool_finish(&gatherer->pool);
+    free(gatherer->lengths);
     pages_finish(&gatherer->pages);
     prefetcher_finish(&gatherer->prefetcher);
     free(gatherer->predicted);

@@ -2,6 +2,7 @@
  * use was predicted, and free its pages after the use. All ranks must use units in the same order; the gathers compare
  * it. */
 #pragma once
+#include "zero/gather_pool.h"
 #include "zero/pages.h"
 #include "zero/partition.h"
 #include "zero/prefetcher.h"
@@ -11,8 +12,12 @@
 enum wholeness { CLOSED, GATHERING, WHOLE };
 /* Each unit has one of these. */
 struct gathered_unit {
-    /* `flat` is the whole array, which has pages only at times. `slice` is this rank's part. */
-    void *flat, *slice;                                 /* owned */
+    /* `flat` is the whole array, which has pages only at times. `slice` is this rank's part, and `shared` its address
+       for peers. They are equal unless the gatherer moves pages; then `slice` is an alias. */
+    void *flat, *slice, *shared;                        /* owned */
+    /* The buffer, owned by the unit, that `flat` maps outside this rank's part. NULL: `flat` has pages of its own, or
+       none. */
+    struct gather_buffer *buffer;
     /* The gather uses this request while the unit is GATHERING. */
     tutti_request request;
     struct trace_interval interval;
@@ -34,6 +39,15 @@ struct gatherer {
     tutti_comm *comm;
     struct trace *trace;
     struct pages pages;
+    /* True: units are gathered into buffers of the pool, whose pages move to the flat array and back. False: into the
+       pages of the flat array. Equal on all ranks. */
+    bool moves_pages;
+    struct gather_pool pool;
+    /* If all ranks are on one host, a gather is an all-to-all without this rank's own part, which the flat array has
+       already. Its arrays, of one number for each rank: the elements that are sent and received, where they begin in
+       the slice, and where in the buffer. The gatherer owns `lengths`, an allocation with all three. NULL on several
+       hosts: there a gather is an all-gather, which sends a slice to each host once. */
+    size_t *lengths, *starts, *places;
     struct gathered_unit *unit;                                 /* [units], owned */
     struct prefetcher prefetcher;
     /* `predicted` has the units of the next predicted uses, at most `prefetch`. */

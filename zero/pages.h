@@ -3,6 +3,7 @@
  * noticed. */
 #pragma once
 #include "include/tutti.h"
+#include <stdbool.h>
 
 /* `file` is a descriptor of a file of NaNs, which decommitted ranges map, several times if they are longer. */
 struct pages { int file; size_t file_bytes; };
@@ -18,3 +19,15 @@ void pages_release_range(void *at, size_t bytes);
 tutti_status pages_commit_range(void *at, size_t bytes);
 /* Frees the memory of the range, which then reads as NaN. Its addresses stay. */
 tutti_status pages_decommit_range(const struct pages *pages, void *at, size_t bytes);
+
+/* ---- shared memory (tutti_mem_alloc) at a second address ---- */
+/* Returns true if the kernel can move the pages of shared memory to other addresses as pages_move_range does: Linux
+   from 5.13 on, with pages of 4 KiB. */
+bool pages_can_move(void);
+/* Maps the shared memory at `memory`, whole pages, a second time, and returns the new address in *out. Pages move
+   fastest between this alias and the addresses at `target`. A forked child does not have the alias.
+   pages_release_range releases it. */
+tutti_status pages_alias_range(void *memory, size_t bytes, const void *target, void **out);
+/* Moves the entries of the page table from one address range to the other, which needs no page fault and no copy. Both
+   ranges then map the shared memory of `from`; accesses through `from` fault it in again. */
+tutti_status pages_move_range(void *from, void *to, size_t bytes);

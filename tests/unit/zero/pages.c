@@ -27,6 +27,18 @@ tutti_status pages_reserve_range(const struct pages *p, size_t bytes, void **out
     *out = aligned_alloc(4096, bytes);
     return *out ? pages_decommit_range(p, *out, bytes) : TUTTI_NO_MEMORY;
 }
+/* Orders are tried without moved pages. */
+bool pages_can_move(void) { return false; }
+tutti_status pages_alias_range(void *memory, size_t bytes, const void *target, void **out)
+{
+    (void)memory, (void)bytes, (void)target, (void)out;
+    return TUTTI_UNSUPPORTED;
+}
+tutti_status pages_move_range(void *from, void *to, size_t bytes)
+{
+    (void)from, (void)to, (void)bytes;
+    return TUTTI_UNSUPPORTED;
+}
 void pages_release_range(void *at, size_t bytes)
 {
     (void)bytes;

@@ -1,4 +1,4 @@
-tutti_units(unit_zero all zero partition gather zero steps pieces sum_types compress exchange state_file)
+tutti_units(unit_zero all zero partition gather pages zero steps pieces sum_types compress exchange state_file)
 set(over_inproc zero pieces sum_types)
 # Over inproc, these tests run no other code of zero/, only more of the core, so sanitizers leave them out.
 if(NOT TUTTI_SANITIZE)
