@@ -16,14 +16,16 @@ LONGER = ("tests/",)
 
 # The layers of backend/, from the lowest. A file may include files of its own layer and of those below; `below` limits
 # some layers further.
-LAYERS = ["base", "agree", "groups", "schedule", "check", "collectives", "model", "memory", "host", "processes",
-          "links", "control", "transports", "window", "execute", "tuning", "engine", "join", "comm", "info"]
+LAYERS = ["base", "agree", "groups", "schedule", "check", "collectives", "model", "memory", "devices", "host",
+          "processes", "links", "control", "transports", "window", "execute", "tuning", "engine", "join", "comm",
+          "info"]
 
 
 def below(layer):
     """Returns how paths begin that files of a layer may include, besides files of the layer itself."""
     only = {"agree": ["base"], "groups": ["base"], "schedule": ["base"], "check": ["base", "schedule"],
-            "collectives": [], "memory": ["base"], "model": ["base", "schedule"], "host": ["base", "memory"],
+            "collectives": [], "memory": ["base"], "devices": ["base"], "model": ["base", "schedule"],
+            "host": ["base", "memory"],
             "processes": ["base", "memory", "host"], "links": ["base", "processes"],
             "control": ["base", "memory", "host", "processes", "links"],
             "transports": ["base", "memory", "processes", "links"],
@@ -54,7 +56,7 @@ ONLY_FROM = {
     r"(torch|ATen|c10|pybind11)/|Python\.h|numpy/": ["shim/", "tests/device/", "tests/python/"],
     r"uc[pst]/": ["backend/transports/ucx/"],
     r"infiniband/|rdma/": ["backend/transports/verbs/", "tests/verbs/", "tests/unit/transports/"],
-    r"cuda|nvml|nvtx": ["backend/devices/cuda.c", "kernels/cuda/"],
+    r"cuda|nvml|nvtx": ["tests/unit/fake_cuda/", "kernels/cuda/"],
 }
 # Functions (a pattern), and the only files of the library that may call them.
 CALLS_ONLY_IN = {

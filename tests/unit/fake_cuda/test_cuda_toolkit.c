@@ -1,0 +1,40 @@
+/* Compares the project's declarations of the CUDA driver with those of a toolkit, when this file is compiled. The test
+   itself only reports whether a toolkit was there. */
+#ifdef HAVE_CUDA
+#include <cuda.h>
+#include <cudaTypedefs.h>
+/* This header leaves the types to the one before it. */
+#include "backend/devices/cuda_driver.h"
+#include "tests/unit/fake_cuda/layouts.h"
+
+#define COMPARE(name, number, ...) static_assert((name) == (number), #name);
+CUDA_DRIVER_RESULTS(COMPARE)
+CUDA_DRIVER_CONSTANTS(COMPARE)
+#undef COMPARE
+
+/* Toolkits before 13 lack the newest forms of three functions. */
+#if CUDA_VERSION >= 13000
+#define COMPARE(name, symbol, version, parameters, arguments) \
+    CUresult symbol parameters; \
+    static_assert(__builtin_types_compatible_p(PFN_##name##_v##version, __typeof__(&symbol)), #symbol);
+CUDA_DRIVER_FUNCTIONS(COMPARE)
+#undef COMPARE
+#endif
+#endif
+#include "tests/support/unit.h"
+
+static void test_declarations_are_those_of_the_toolkit(void **state)
+{
+    (void)state;
+#ifndef HAVE_CUDA
+    print_message("skipped: no header cuda.h was found; set CUDA_HOME to the folder of a CUDA toolkit\n");
+    skip();
+#endif
+}
+
+unit_function test_cuda_toolkit;
+int test_cuda_toolkit(void)
+{
+    const struct CMUnitTest tests[] = { cmocka_unit_test(test_declarations_are_those_of_the_toolkit) };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

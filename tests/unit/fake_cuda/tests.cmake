@@ -1,0 +1,14 @@
+tutti_helper(fake_cuda_children unit/fake_cuda/children.c)
+target_link_libraries(fake_cuda_children PUBLIC fake_cuda ${CMOCKA})
+tutti_units(unit_fake_cuda base fake_cuda cuda_calls cuda_ipc cuda_kernels cuda_memory cuda_order cuda_streams
+  cuda_toolkit cuda_values cuda_virtual)
+target_link_libraries(unit_fake_cuda PRIVATE fake_cuda_children)
+# The reports of the fake name exported functions.
+set_target_properties(unit_fake_cuda PROPERTIES ENABLE_EXPORTS ON)
+# A toolkit is needed for nothing but to compare its declarations with the project's.
+find_path(CUDA_HEADERS cuda.h HINTS ENV CUDA_HOME PATHS /usr/local/cuda PATH_SUFFIXES include
+  NO_DEFAULT_PATH NO_CMAKE_FIND_ROOT_PATH)
+if(CUDA_HEADERS)
+  set_source_files_properties(unit/fake_cuda/test_cuda_toolkit.c PROPERTIES COMPILE_DEFINITIONS HAVE_CUDA
+    INCLUDE_DIRECTORIES ${CUDA_HEADERS})
+endif()
