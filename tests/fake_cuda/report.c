@@ -92,13 +92,14 @@ void report_end(const struct report *report)
 }
 /* The linker defines where this library begins and ends. */
 extern const char __ehdr_start[] __attribute__((visibility("hidden"))), _end[] __attribute__((visibility("hidden")));
-/* Leaves out the innermost frames, which are the fake's own. */
+/* Leaves out the innermost frames, which are the fake's own and those of sanitizers. */
 void call_stack_take(struct call_stack *out)
 {
     enum { OWN_MOST = 8 };
     void *frames[FRAMES + OWN_MOST];
     int count = backtrace(frames, FRAMES + OWN_MOST), own = 0;
-    while (own < count && (char *)frames[own] >= __ehdr_start && (char *)frames[own] < _end) own++;
+    for (int i = 0; i < count && i < OWN_MOST; i++)
+        if ((char *)frames[i] >= __ehdr_start && (char *)frames[i] < _end) own = i + 1;
     count = count - own < FRAMES ? count - own : FRAMES;
     *out = (struct call_stack){ .count = count, .pid = getpid(), .image = __ehdr_start };
     for (int i = 0; i < count; i++) out->frames[i] = frames[i + own];

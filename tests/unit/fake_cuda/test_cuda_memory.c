@@ -21,11 +21,17 @@ static void host_writes(int peer)
     signal(SIGSEGV, SIG_DFL);
     *(volatile uint32_t *)(uintptr_t)memory_new(4 * MIB) = 1;
 }
+/* Sanitizers report the signal, and end the process with a status of theirs. */
+static void assert_crash(child_body *body)
+{
+    int status = child_run(body, NULL);
+    assert_true(status == CHILD_KILLED + SIGSEGV || strstr(child_said, "SEGV on unknown address"));
+}
 static void test_a_host_that_touches_device_memory_crashes(void **state)
 {
     (void)state;
-    assert_int_equal(child_run(host_reads, NULL), CHILD_KILLED + SIGSEGV);
-    assert_int_equal(child_run(host_writes, NULL), CHILD_KILLED + SIGSEGV);
+    assert_crash(host_reads);
+    assert_crash(host_writes);
 }
 static void allocations_share(int peer)
 {

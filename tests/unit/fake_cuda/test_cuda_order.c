@@ -116,6 +116,25 @@ static void wait_for_word_of_another_round(int peer)
     plant_second();
     device_wait();
 }
+static void kernel_fill(struct fake_cuda_launch *launch)
+{
+    void *bytes = fake_cuda_write(launch, memory, BYTES);
+    if (bytes) memset(bytes, 3, BYTES);
+}
+static void copy_beside_kernel(int peer)
+{
+    (void)peer;
+    CUmodule module;
+    CUfunction function;
+    setup();
+    fake_cuda_register_kernel(&(struct fake_cuda_kernel){ "fill", kernel_fill, { 0 } });
+    expect_success(cuModuleLoadData(&module, "image"));
+    expect_success(cuModuleGetFunction(&function, module, "fill"));
+    expect_success(cuLaunchKernel(function, 1, 1, 1, 1, 1, 1, 0, first, NULL, NULL));
+    plant_second();
+    device_wait();
+    expect_success(cuModuleUnload(module));
+}
 static void test_accesses_out_of_order_are_reported(void **state)
 {
     (void)state;
@@ -124,17 +143,20 @@ static void test_accesses_out_of_order_are_reported(void **state)
     assert_reported(event_recorded_too_early, NULL, "nothing orders the two");
     assert_reported(blocking_copy_beside_stream, NULL, "nothing orders the two");
     assert_reported(two_copies_in_host_memory, NULL, "nothing orders the two");
+    assert_reported(copy_beside_kernel, NULL, "nothing orders the two");
+    assert_non_null(strstr(child_said, "fill writes"));
     assert_reported(wait_for_word_of_another_round, "FAKE_CUDA_HOST_READS=0", "nothing orders the two");
 }
 
 static void gate_hold(uint32_t *gate) { expect_success(cuStreamWaitValue32_v2(first, (uintptr_t)gate, 1, 0)); }
+/* Opens the gate after a report, because a free waits for the stream once it has reported. */
 static void *gate_open(void *gate)
 {
-    usleep(20000);
+    while (!fake_cuda_reports()) usleep(1000);
     __atomic_store_n((uint32_t *)gate, 1, __ATOMIC_SEQ_CST);
     return NULL;
 }
-/* Frees memory while a thread keeps the stream from ending. */
+/* Frees memory while the stream cannot end. */
 static void free_in_use(CUresult (*release)(void))
 {
     pthread_t thread;
