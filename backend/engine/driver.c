@@ -8,6 +8,9 @@
 /* Each CHECK_EVERY turns without progress the driver checks for failures. driver_continue_all lasts at most
    CONTINUE_MS. */
 enum { CHECK_EVERY = 64, CONTINUE_MS = 1000 };
+/* While a message of another host arrives, the driver neither yields nor sleeps in the first RECEIVING_TURNS turns
+   without progress, some 0.1 ms. */
+enum { RECEIVING_TURNS = 64 };
 _Atomic int most_sleep_ms = 20;
 
 /* ---- the run queue; driver only ---- */
@@ -223,6 +226,13 @@ void driver_hand_over_role(tutti_comm *comm)
 }
 
 /* ---- driving ---- */
+/* Returns whether the driver should only pause after the n-th turn without progress, because the next bytes of a
+   message come soon and no other rank wants the core. A yield may give the core to another program for some ms, and
+   while the driver sleeps the thread of the network receives the message. */
+static bool driver_awaits_bytes(const tutti_comm *comm, int64_t n, const struct wait_set *blocked)
+{
+    return n < RECEIVING_TURNS && !blocked->core_is_wanted && router_is_receiving(comm->router);
+}
 void driver_drive(tutti_comm *comm, struct operation *op)
 {
     comm_stop_listening(comm);
@@ -233,6 +243,10 @@ void driver_drive(tutti_comm *comm, struct operation *op)
         if (driver_make_progress(comm, &blocked) || driver_check_periodically(comm, n)) { n = -1; continue; }
         bool is_alone = op->collective == POINT_TO_POINT && message_waits_for_itself(comm, op);
         if (is_alone && message_withdraw(comm, op)) return;
+        if (driver_awaits_bytes(comm, n, &blocked)) {
+            cpu_pause_briefly();
+            continue;
+        }
         wait_set_add(&blocked, &comm->submission.bell, bell, &comm->submission.bell_waiters, false);
         if (backoff_step(&comm->group.backoff, n, blocked.core_is_wanted)) continue;
         /* A message may be over as soon as it is accepted, which does not count as progress. */

@@ -119,6 +119,13 @@ static inline bool router_poll(struct router *router)
     if (moved && router->ahead_count) router_poll_ahead(router);
     return moved && router->failure ? router_fail_all_transfers(router) : moved;
 }
+/* Returns whether a transport receives an announced message (transport.is_receiving). */
+static inline bool router_is_receiving(const struct router *router)
+{
+    const struct transport *transport = router->transports;
+    while (transport && !transport->is_receiving) transport = transport->next;
+    return transport;
+}
 /* Forgets a posted transfer. false: the transfer is over, or a transport still uses its memory. The caller polls, and
    cancels again if the transfer is still posted. */
 bool router_cancel(struct router *router, struct transfer *transfer);

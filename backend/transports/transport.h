@@ -100,4 +100,6 @@ struct transport {
     struct transport *next_network;
     /* The name of the network; NULL for other transports. */
     const char *network_name;
+    /* The network receives an announced message, so its next bytes come soon. Set by the polls of networks. */
+    bool is_receiving;
 };

@@ -105,6 +105,8 @@ struct fabric_op {
     struct transfer *transfer;
     /* The transfer's bytes go through `buffer`. */
     bool is_packed;
+    /* The op fetches the bytes of an announced message, and counts in owner->fetch_count. */
+    bool is_fetch;
     /* The receiver has refused the message because its receive wants `wanted_bytes` bytes. */
     bool is_refused;
     uint64_t wanted_bytes;
@@ -188,6 +190,8 @@ struct fabric_thread {
     bool is_running, must_stop;
     /* An eventfd that wakes the thread. */
     int waker;
+    /* The number of ranks that wait for the lock of the fabric. */
+    _Atomic int lock_waiters;
 };
 struct fabric {
     const struct fabric_operations *operations;

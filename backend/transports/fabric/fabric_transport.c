@@ -10,7 +10,11 @@
 static struct fabric_transport *fabric_transport_lock(struct transport *base)
 {
     struct fabric_transport *transport = (struct fabric_transport *)base;
-    pthread_mutex_lock(&transport->fabric->lock);
+    struct fabric *fabric = transport->fabric;
+    if (!pthread_mutex_trylock(&fabric->lock)) return transport;
+    atomic_fetch_add(&fabric->thread.lock_waiters, 1);
+    pthread_mutex_lock(&fabric->lock);
+    atomic_fetch_sub(&fabric->thread.lock_waiters, 1);
     return transport;
 }
 static void fabric_transport_unlock(struct fabric_transport *transport)
@@ -91,6 +95,7 @@ static bool fabric_transport_progress(struct fabric_transport *transport)
     fabric->polling = transport;
     moved |= fabric->operations->progress(fabric);
     moved |= fabric_transport_handle_due_work(transport);
+    transport->base.is_receiving = transport->fetch_count > 0;
     fabric->polling = NULL;
     if (fabric->has_faulty) moved |= fabric_disconnect_faulty(fabric);
     if (transport->seen_breaks != fabric->break_count) fabric_transport_record_breaks(transport);

@@ -88,6 +88,8 @@ struct fabric_transport {
     struct fabric_link *links;
     /* Ops in flight, and ops that have completed and are not handled yet. */
     struct fabric_op *ops, *completed;
+    /* The number of ops in flight that are fetches. */
+    int fetch_count;
     /* saved_msgs: messages that arrived while this transport did not poll. ahead: messages that must wait for earlier
        ones, which come by another network. */
     struct saved_msgs saved_msgs, ahead;

@@ -122,14 +122,17 @@ static void pending_rndv_fetch(struct fabric_transport *transport, struct fabric
     op->endpoint = link->endpoint;
     op->transfer = transfer;
     op->is_packed = !is_direct;
+    op->is_fetch = true;
     op->bytes = pending->fetch_bytes;
     void *descriptor = pending->descriptor;
     pending->descriptor = NULL;
     /* The op is added before the fetch, because it may complete within that call. */
     fabric_op_add(op, &transport->ops);
+    transport->fetch_count++;
     if (transport->fabric->operations->fetch(transport->fabric, op, descriptor,
             is_direct ? transfer->pieces[0].at : NULL))
         return;
+    transport->fetch_count--;
     fabric_op_remove(op);
     fabric_op_add(op, &transport->completed);
 }

@@ -65,6 +65,7 @@ bool fabric_handle_message(struct fabric *fabric, struct endpoint *endpoint, con
 /* Adds an op to the completed ops of its transport, and wakes the transport's rank if it sleeps. */
 static void fabric_transport_complete_op(struct fabric_transport *transport, struct fabric_op *op)
 {
+    transport->fetch_count -= op->is_fetch;
     fabric_op_add(op, &transport->completed);
     if (transport->fabric->polling != transport) fabric_transport_wake(transport);
 }

@@ -52,11 +52,12 @@ static void fabric_thread_wait(struct fabric *fabric, bool waits_for_network)
     pthread_mutex_lock(&fabric->lock);
     if (both[0].revents) fabric_thread_drain_waker(fabric);
 }
-/* Releases the lock for a moment after an arrival, because more may follow. */
+/* Releases the lock for a moment after an arrival, because more may follow. It yields only if a rank waits for the
+   lock: any other yield would give the core to another program, for some ms. */
 static void fabric_thread_yield_lock(struct fabric *fabric)
 {
     pthread_mutex_unlock(&fabric->lock);
-    sched_yield();
+    if (atomic_load(&fabric->thread.lock_waiters)) sched_yield();
     pthread_mutex_lock(&fabric->lock);
 }
 /* The main function of the progress thread; `argument` is the fabric. It progresses the network only while a rank

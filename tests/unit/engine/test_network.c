@@ -104,6 +104,54 @@ static void test_no_wait_over_shared_memory_needs_the_periodic_check(void **stat
     over_hosts_without_checks();
 }
 
+/* ---- bytes that are on their way ---- */
+/* The polls that rank 0 makes before rank 1 sends, fewer than those of the turns in which a receiving rank only
+   pauses. */
+enum { POLLS_WITHOUT_YIELD = 100 };
+static struct {
+    const struct transport_operations *operations;
+    int polls;
+    /* The yields before the first poll, then those until the last one. */
+    uint64_t yields;
+    _Atomic bool is_over;
+} watched;
+static bool poll_and_count(struct transport *network)
+{
+    if (++watched.polls == POLLS_WITHOUT_YIELD) {
+        watched.yields = waiting_counter_value(WAITING_YIELDS) - watched.yields;
+        atomic_store(&watched.is_over, true);
+    }
+    return watched.operations->poll(network);
+}
+/* Rank 0 waits for a message with a backoff that yields after every turn, while its network receives. */
+static void receive_without_yields(struct rank *me)
+{
+    int32_t word = 7;
+    if (me->rank == 1) {
+        while (!atomic_load(&watched.is_over)) sleep_us(1000);
+        REQUIRE(tutti_send(&word, 1, TUTTI_INT32, 0, 3, me->comm, NULL) == TUTTI_OK);
+        return;
+    }
+    struct transport *network = me->comm->router->transports;
+    watched.operations = network->operations;
+    struct transport_operations counted = *network->operations;
+    counted.poll = poll_and_count;
+    me->comm->group.backoff = (struct backoff){ .pauses = 0, .yields = INT_MAX / 2 };
+    watched.yields = waiting_counter_value(WAITING_YIELDS);
+    network->operations = &counted;
+    network->is_receiving = true;
+    REQUIRE(tutti_recv(&word, 1, TUTTI_INT32, 1, 3, me->comm, NULL) == TUTTI_OK);
+    network->is_receiving = false;
+    network->operations = watched.operations;
+    REQUIRE(watched.yields == 0);
+}
+static void test_a_rank_that_receives_a_message_does_not_yield(void **state)
+{
+    (void)state;
+    go_over(&(struct inproc_options){ .seed = 1, .in_time = true });
+    world_threads_on("2", 2, NULL, receive_without_yields, NULL);
+}
+
 /* ---- a peer that stops reading ---- */
 /* Rank 1 has begun to read what rank 0 sends, and from then on no thread polls for rank 1. */
 enum { MET = 1, ENDED };
@@ -204,6 +252,7 @@ int test_network(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_no_wait_over_inproc_needs_the_periodic_check),
         cmocka_unit_test(test_no_wait_over_shared_memory_needs_the_periodic_check),
+        cmocka_unit_test(test_a_rank_that_receives_a_message_does_not_yield),
         cmocka_unit_test(test_a_timeout_ends_although_the_peer_still_reads),
         cmocka_unit_test(test_a_lost_peer_need_not_release_a_message),
         cmocka_unit_test(test_a_message_under_way_arrives_although_its_sender_has_left),

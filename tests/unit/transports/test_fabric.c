@@ -61,6 +61,41 @@ static void test_announcing_an_id_twice_is_refused(void **state)
     in_both_ways(announces_twice);
 }
 
+/* ---- fetches ---- */
+/* A waiting thread must know that bytes are on their way: from the begin of a fetch to the poll after its end. */
+static void receives_until_fetched(void)
+{
+    unsigned char in[100];
+    struct transfer x;
+    struct piece piece;
+    fetches_last = true;
+    rank_recv(&me, &x, 1, 9, &piece, in, sizeof in);
+    poll_all();
+    assert_false(router_is_receiving(me.router));
+    assert_true(rndv_announce(1, 9, 100, 7));
+    poll_all();
+    assert_true(router_is_receiving(me.router));
+    assert_int_equal(x.state, TRANSFER_POSTED);
+    pthread_mutex_lock(&fabric.lock);
+    fabric_op_complete(&fabric, in_flight, NULL);
+    pthread_mutex_unlock(&fabric.lock);
+    poll_all();
+    assert_false(router_is_receiving(me.router));
+    assert_int_equal(x.state, TRANSFER_DONE);
+    /* A fetch that completes at once leaves nothing to wait for. */
+    fetches_last = false;
+    rank_recv(&me, &x, 1, 9, &piece, in, sizeof in);
+    assert_true(rndv_announce(1, 9, 100, 8));
+    poll_all();
+    assert_false(router_is_receiving(me.router));
+    assert_int_equal(x.state, TRANSFER_DONE);
+}
+static void test_a_transport_receives_until_its_fetch_is_complete(void **state)
+{
+    (void)state;
+    in_both_ways(receives_until_fetched);
+}
+
 /* ---- senders ---- */
 static void sends_for_another_rank(void)
 {
@@ -323,6 +358,7 @@ int test_fabric(void)
         cmocka_unit_test(test_a_withdrawal_finds_its_message_by_id),
         cmocka_unit_test(test_a_withdrawal_with_a_foreign_or_unknown_id_is_ignored),
         cmocka_unit_test(test_announcing_an_id_twice_is_refused),
+        cmocka_unit_test(test_a_transport_receives_until_its_fetch_is_complete),
         cmocka_unit_test(test_a_process_may_send_only_for_its_own_rank),
         cmocka_unit_test(test_messages_of_a_non_member_are_refused),
         cmocka_unit_test(test_invalid_messages_are_refused),
