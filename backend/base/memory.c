@@ -4,6 +4,7 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 
 /* The number of allocations until one fails for a test. It is not positive if none will. */
 static atomic_int countdown;
@@ -23,6 +24,20 @@ void *memory_alloc_aligned(size_t bytes)
     void *block = memory_take_failure() ? NULL : aligned_alloc(64, size_round_up(bytes ? bytes : 1, 64));
     if (block) memset(block, 0, bytes);
     return block;
+}
+void *memory_alloc_sparse(size_t bytes)
+{
+    if (memory_take_failure()) return NULL;
+    void *block =
+        mmap(NULL, bytes ? bytes : 1, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (block == MAP_FAILED) return NULL;
+    /* A huge page would allocate the entries around a used one, too. */
+    madvise(block, bytes, MADV_NOHUGEPAGE);
+    return block;
+}
+void memory_free_sparse(void *block, size_t bytes)
+{
+    if (block) munmap(block, bytes ? bytes : 1);
 }
 void *memory_grow(void *array, int count, int *capacity, size_t bytes)
 {

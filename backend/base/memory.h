@@ -10,6 +10,11 @@ void *memory_alloc_zeroed(size_t count, size_t bytes);
 /* Allocates a zeroed block at a multiple of 64 bytes. Returns NULL if memory is short. The caller frees it with
    free. */
 void *memory_alloc_aligned(size_t bytes);
+/* Reserves zeroed memory, of which only the pages that are used take memory: for tables with an entry for each rank, of
+   which most are never used. Returns NULL if memory is short. The caller frees it with memory_free_sparse. */
+void *memory_alloc_sparse(size_t bytes);
+/* Frees what memory_alloc_sparse has returned for that many bytes. NULL is allowed. */
+void memory_free_sparse(void *block, size_t bytes);
 /* Makes room for one more element of `bytes` bytes in an array that has `count` of them. Doubles *capacity, which
    begins as 0 with array NULL, if it is used up. Returns the array, which may have moved. If memory is short, returns
    NULL, and the old array stays valid. */

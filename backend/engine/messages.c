@@ -30,6 +30,14 @@ static tutti_status messages_reserve_host(void *context, void *at, size_t bytes)
 {
     return segment_reserve(messages_get_group(context)->segment, at, bytes, "message buffers");
 }
+static void messages_give_back_host(void *context, void *at, size_t bytes)
+{
+    segment_give_back(messages_get_group(context)->segment, at, bytes);
+}
+static void messages_give_back_network(void *context, void *at, size_t bytes)
+{
+    segment_give_back(messages_get_group(context)->network, at, bytes);
+}
 static tutti_status messages_reserve_network(void *context, void *at, size_t bytes)
 {
     return segment_reserve(messages_get_group(context)->network, at, bytes, "message buffers");
@@ -136,6 +144,7 @@ static tutti_status messages_connect_host(tutti_comm *comm, const struct site *s
     struct shm_callbacks callbacks = { .context = comm,
         .pair = messages_get_host_pair,
         .reserve = messages_reserve_host,
+        .give_back = messages_give_back_host,
         .ring = messages_ring_host_peer,
         .stream = s->stream,
         .stream_far = s->stream,
@@ -156,6 +165,7 @@ static tutti_status messages_connect_network(tutti_comm *comm, const struct site
     struct shm_callbacks callbacks = { .context = comm,
         .pair = messages_get_network_pair,
         .reserve = messages_reserve_network,
+        .give_back = messages_give_back_network,
         .ring = messages_ring_network_peer,
         .stream = s->stream,
         .stream_far = s->stream,

@@ -26,6 +26,7 @@ struct segment_header {
     uint32_t filled;
     uint32_t unused;
     struct failure failure;
+    struct join_counter join_counter;
     struct calibration_record calibration_record;
     struct tuning tuning;
 };
@@ -95,6 +96,7 @@ static tutti_status segment_map(struct segment *out, const struct offsets *offse
     memory_keep_out_of_children(base, offsets->bytes);
     out->base = base;
     out->failure = &((struct segment_header *)base)->failure;
+    out->join_counter = &((struct segment_header *)base)->join_counter;
     out->calibration_record = &((struct segment_header *)base)->calibration_record;
     out->tuning = &((struct segment_header *)base)->tuning;
     out->join_infos = (struct join_info *)(void *)(out->base + offsets->join_infos);
@@ -135,6 +137,15 @@ tutti_status segment_reserve(const struct segment *segment, void *at, size_t byt
             length, strerror(error));
     return status_fail(TUTTI_SYSTEM, "madvise(MADV_POPULATE_WRITE) of %zu bytes for %s: %s", length, what,
         strerror(error));
+}
+
+void segment_give_back(const struct segment *segment, void *at, size_t bytes)
+{
+    size_t page = page_bytes(), offset = (size_t)((unsigned char *)at - segment->base),
+           first = size_round_up(offset, page), end = (offset + bytes) / page * page;
+    if (first >= end || ((const struct segment_header *)(const void *)segment->base)->filled) return;
+    /* If the kernel refuses, the memory stays reserved. */
+    madvise(segment->base + first, end - first, MADV_REMOVE);
 }
 
 /* ---- create ---- */

@@ -121,10 +121,15 @@ struct join_info {
     _Alignas(128) _Atomic uint32_t ping;
     _Atomic uint32_t core;
 };
+/* Counts the ranks that have joined. The last one sets `all_joined` to 1. `waiters` counts the threads asleep on
+   `all_joined`. */
+struct join_counter { _Alignas(128) _Atomic uint32_t joined, all_joined, waiters; };
 /* The first rank of the segment writes this record when all ranks have joined. `ready` is 1 once the rest is valid. The
    parameters are those of the machine and of its networks, for cores at that `distance` (model/machine.h). */
 struct calibration_record {
     _Atomic uint32_t ready;
+    /* The number of threads asleep on `ready`. */
+    _Atomic uint32_t waiters;
     int32_t distance;
     unsigned char parameters[PARAMETERS_BYTES];
 };
@@ -157,6 +162,7 @@ struct segment {
     size_t bytes, slot_bytes;
     unsigned char *base;
     struct failure *failure;
+    struct join_counter *join_counter;
     struct calibration_record *calibration_record;
     struct tuning *tuning;
     /* A rank writes its cores before it sets `joined`. */
@@ -184,6 +190,9 @@ void segment_detach(struct segment *segment);
 /* Allocates the pages of `bytes` bytes at address `at` in the segment before they are accessed, so that a full machine
    gives an error instead of SIGBUS. The text of NO_MEMORY names the bytes and their purpose, `what`. */
 tutti_status segment_reserve(const struct segment *segment, void *at, size_t bytes, const char *what);
+/* Gives the whole pages of a reserved range back to the system. They read as zeros, and must be reserved again before
+   their next use. */
+void segment_give_back(const struct segment *segment, void *at, size_t bytes);
 /* The functions below return the part of one rank. They take its `index` on this host (its local rank), which differs
    from its rank in the group. */
 static inline struct control *segment_control(const struct segment *segment, int index)

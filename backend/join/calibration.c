@@ -16,9 +16,9 @@
 
 /* PINGING_NS allows for ranks that sleep up to 1 ms while they wait to join. */
 enum { PINGS = 8, SETS = 5, PINGING_NS = 4000000 };
-/* The pauses before the waiting thread yields, the polls between two looks at the time, and the yields before it
-   sleeps. */
-enum { PAUSES = 1000, POLLS = 64, AWAKE = 10000 };
+/* The pauses before a thread that answers pings yields, the polls between two looks at the time, the yields before it
+   sleeps, and the longest sleep of a thread that answers none. */
+enum { PAUSES = 1000, POLLS = 64, AWAKE = 10000, SLICE_MS = 50 };
 /* The parameters that the first rank of a host publishes. */
 struct parameters { struct machine machine; struct link_costs link_costs; };
 _Static_assert(sizeof(struct parameters) <= PARAMETERS_BYTES, "the segment has room for the parameters");
@@ -165,6 +165,7 @@ static void parameters_publish(const tutti_comm *comm, const struct link_costs *
     calibration_record->distance = distance;
     memcpy(calibration_record->parameters, &all, sizeof all);
     atomic_store(&calibration_record->ready, 1);
+    if (atomic_load(&calibration_record->waiters)) word_wake(&calibration_record->ready, true);
     /* The other ranks have their parameters by now, so they do not wait for a slow disk. */
     if (!is_known) machine_store_parameters(distance, &parameters, may_keep);
 }
@@ -179,19 +180,33 @@ static bool parameters_may_still_come(const tutti_comm *comm)
     const struct peer *peer = comm->group.peers[first];
     return comm->agreement && !comm_rank_has_left(comm, first) && !(peer && peer_is_gone(peer));
 }
-/* Waits until the first rank of this host has published the parameters, and answers its pings meanwhile. */
+/* Returns true if the first rank of the host may ping this rank: it pings the last rank of each core
+   (host_measure_distance). */
+static bool comm_may_be_pinged(const tutti_comm *comm)
+{
+    const struct segment *segment = comm->group.segment;
+    int mine = comm->executor.site.index, later = mine + 1;
+    uint32_t core = atomic_load(&segment_join_info(segment, mine)->core);
+    while (later < segment->ranks && atomic_load(&segment_join_info(segment, later)->core) != core) later++;
+    return later == segment->ranks;
+}
+/* Waits until the first rank of this host has published the parameters, and answers its pings meanwhile. A rank that it
+   does not ping sleeps until then. */
 static tutti_status parameters_await_published(tutti_comm *comm, int64_t deadline_ms)
 {
-    static const struct wait_set none;
-    const struct backoff backoff = backoff_of_budget(PAUSES / 10, AWAKE);
     const struct segment *segment = comm->group.segment;
-    bool alerted = false;
-    for (int n = 1; !atomic_load_explicit(&segment->calibration_record->ready, memory_order_acquire); n++) {
+    struct calibration_record *record = segment->calibration_record;
+    const struct backoff awake = backoff_of_budget(PAUSES / 10, AWAKE);
+    bool may_be_pinged = comm_may_be_pinged(comm), alerted = false;
+    struct wait_set set = { .idle = true };
+    if (!may_be_pinged) wait_set_add(&set, &record->ready, 0, &record->waiters, true);
+    for (int n = 1; !atomic_load_explicit(&record->ready, memory_order_acquire); n++) {
         /* The first rank may publish and abort right after, so this check comes after the read of `ready`. */
         if (alerted) TRY(comm_fail_if_due(comm));
         if (join_info_answer_ping(segment_join_info(segment, comm->executor.site.index))) n = 1;
-        backoff_wait(&backoff, n, &none, 1);
-        if (n % POLLS) continue;
+        bool has_slept =
+            backoff_wait(may_be_pinged ? &awake : &comm->group.backoff, n, &set, may_be_pinged ? 1 : SLICE_MS);
+        if (!has_slept && n % POLLS) continue;
         TRY(shm_group_check_cancelled(&comm->group));
         alerted = comm_poll_reason_to_fail(comm) && !parameters_may_still_come(comm);
         if (!alerted && clock_ms() > deadline_ms)

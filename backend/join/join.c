@@ -160,28 +160,46 @@ static tutti_status join_connect_peers(tutti_comm *comm, int64_t deadline_ms)
     }
     return TUTTI_OK;
 }
-/* Reports that this rank has joined, and waits for the ranks that share memory: those of this host in a linked group,
-   else all. */
+/* Counts this rank as joined. The last rank of the segment wakes the others. */
+static void join_announce_rank(const struct group *group, const struct segment *segment)
+{
+    struct join_counter *counter = segment->join_counter;
+    atomic_store(&group_control_of_rank(group, group->rank)->joined, 1);
+    if (atomic_fetch_add(&counter->joined, 1) + 1 < (uint32_t)segment->ranks) return;
+    atomic_store(&counter->all_joined, 1);
+    if (atomic_load(&counter->waiters)) word_wake(&counter->all_joined, true);
+}
+/* Fails because a rank that shares memory has not joined in time, and names the first such rank. */
+static tutti_status join_fail_late_rank(tutti_comm *comm, const struct segment *segment)
+{
+    const struct group *group = &comm->group;
+    int late = 0;
+    while (late < segment->ranks - 1 && atomic_load(&segment_control(segment, late)->joined)) late++;
+    return comm_fail(comm, TUTTI_TIMEOUT,
+        "rank %d of %s began to join but did not finish in time: it is too slow, stopped or gone",
+        group->network ? late : group_rank_at_index(group, late), group->name);
+}
+/* Announces that this rank has joined, and waits for the ranks that share memory: those of this host in a linked group,
+   else all. A rank that waits sleeps: if a host has more ranks than cores, it would keep a core from a rank that still
+   joins. */
 static tutti_status join_await_ranks(tutti_comm *comm, int64_t deadline_ms)
 {
     const struct group *group = &comm->group;
-    bool is_linked = group_uses_links(group);
-    int ranks = is_linked ? group->segment->ranks : group->size;
-    atomic_store(&group_control_of_rank(group, group->rank)->joined, 1);
-    for (int i = 0, n = 0; i < ranks; n++) {
-        int r = is_linked ? group_rank_at_index(group, i) : i;
+    const struct segment *segment = group->network ? group->network : group->segment;
+    struct join_counter *counter = segment->join_counter;
+    struct wait_set set = { .idle = true };
+    wait_set_add(&set, &counter->all_joined, 0, &counter->waiters, true);
+    join_announce_rank(group, segment);
+    bool has_slept = true;
+    for (int n = 0;; n++) {
         /* The alert is read first, because a rank may join and abort right after. */
         bool is_alerted = comm_poll_reason_to_fail(comm);
-        if (atomic_load(&group_control_of_rank(group, r)->joined)) { i++; continue; }
+        if (atomic_load(&counter->all_joined)) return TUTTI_OK;
         if (is_alerted) TRY(comm_fail_if_due(comm));
-        if (n % CHECK_EVERY == 0) TRY(shm_group_check_join(group));
-        if (clock_ms() > deadline_ms)
-            return comm_fail(comm, TUTTI_TIMEOUT,
-                "rank %d of %s began to join but did not finish in time: it is too slow, stopped or gone", r,
-                group->name);
-        group_back_off(&comm->group, n);
+        if (has_slept || n % CHECK_EVERY == 0) TRY(shm_group_check_join(group));
+        if (clock_ms() > deadline_ms) return join_fail_late_rank(comm, segment);
+        has_slept = backoff_wait(&group->backoff, n, &set, SLICE_MS);
     }
-    return TUTTI_OK;
 }
 /* Sets the layout of the group (which ranks share a host), and checks the addresses of a linked group. */
 static tutti_status join_place_ranks(tutti_comm *comm)

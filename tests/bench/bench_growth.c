@@ -1,16 +1,17 @@
 /* Measures what a group costs before it has done anything, and what its plans cost. Joins: the time and memory in which
- * more and more ranks of one host, as threads, join a group. Plans: the time and memory of building the plan of one
- * rank, on a large host and among thousands of hosts. No such hosts are needed: the plans are the objects that would
- * run there.
+ * more and more ranks of one host, as threads, join a group; up to 128 of them then call collectives. Plans: the time
+ * and memory of building the plan of one rank, on a large host and among thousands of hosts. No such hosts are needed:
+ * the plans are the objects that would run there.
  *
  *   bench_growth                         both (a minute)
  *   bench_growth --joins | --plans       one of them
  *   bench_growth --json FILE             also writes what was measured
  *
- * Every row runs in a process of its own, so only its own memory counts. Columns of joins: heap, the bytes that malloc
- * has handed out, divided by the number of ranks; segm., the allocated pages of the host's shared memory, for all ranks
- * together; most, the bytes reserved for it; peak, the largest resident set. Columns of plans: the processor time; the
- * bytes that the plan keeps; and at most, the growth of the resident set while the plan was built. */
+ * Every row runs in a process of its own, so only its own memory counts. Columns of joins: cpu, the processor time of
+ * all ranks until all have joined; heap, the bytes that malloc has handed out, divided by the number of ranks; segm.,
+ * the allocated pages of the host's shared memory, for all ranks together; most, the bytes reserved for it; peak, the
+ * largest resident set. Columns of plans: the processor time; the bytes that the plan keeps; and at most, the growth of
+ * the resident set while the plan was built. */
 #include "backend/collectives/collectives.h"
 #include "tests/bench/measure.h"
 #include "tests/support/world.h"
@@ -26,10 +27,19 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { KI = 1 << 10, SMALL = 8, LARGE = 4 << 20, LIMIT_S = 300, PLAN_LIMIT_S = 60, MOST_PLANS = 256, MOST_FILES = 64 };
+enum {
+    KI = 1 << 10,
+    SMALL = 8,
+    LARGE = 4 << 20,
+    LIMIT_S = 300,
+    PLAN_LIMIT_S = 60,
+    MOST_CALLING = 128,
+    MOST_PLANS = 256,
+    MOST_FILES = 64
+};
 enum which { ALLREDUCE_CALL, ALL_TO_ALL_CALL, BROADCAST_CALL, CALLS };
 static const char *const call_names[CALLS] = { "allreduce", "all_to_all", "broadcast" };
-static const int group_sizes[] = { 2, 8, 32, 128 },
+static const int group_sizes[] = { 2, 8, 32, 128, 256, 512, 1024 },
                  shapes[][2] = { { 1, 8 }, { 1, 32 }, { 1, 128 }, { 4096, 1 }, { 4096, 8 } };
 enum { SIZES = sizeof group_sizes / sizeof *group_sizes, SHAPES = sizeof shapes / sizeof *shapes };
 
@@ -37,7 +47,7 @@ struct memory { double heap, segment; };                /* bytes: heap of one ra
 struct call_row { double first_ms; struct memory after; };
 struct join_row {
     bool measured;
-    double join_ms, reserved, peak;
+    double join_ms, processor_ms, reserved, peak;
     struct memory joined;
     struct call_row calls[2][CALLS];
 };
@@ -120,10 +130,11 @@ static void join_and_call(struct rank *me)
     world_meet(me);
     if (me->rank == 0) {
         j->row->join_ms = since_ns(j->began) / 1e6;
+        j->row->processor_ms = processor_ms();
         j->row->joined = memory_now(j, me->size);
     }
     world_meet(me);
-    for (int large = 0; large < 2; large++)
+    for (int large = 0; large < 2 && me->size <= MOST_CALLING; large++)
         for (int which = 0; which < CALLS; which++) first_call(me, (enum which)which, large, out);
     munmap(out, LARGE);
 }
@@ -189,9 +200,9 @@ static void print_join(int ranks, const struct join_row *r)
         printf("%5d did not come to an end within %d s\n", ranks, LIMIT_S);
         return;
     }
-    printf("%5d %9.1f %10.1f %10.0f %10.0f %10.0f\n", ranks, r->join_ms, r->joined.heap / KI, r->joined.segment / KI,
-        r->reserved / KI / KI, r->peak / KI / KI);
-    for (int large = 0; large < 2; large++)
+    printf("%5d %9.1f %9.1f %10.1f %10.0f %10.0f %10.0f\n", ranks, r->join_ms, r->processor_ms, r->joined.heap / KI,
+        r->joined.segment / KI, r->reserved / KI / KI, r->peak / KI / KI);
+    for (int large = 0; large < 2 && ranks <= MOST_CALLING; large++)
         for (int which = 0; which < CALLS; which++) {
             const struct call_row *c = &r->calls[large][which];
             printf("      %9.1f %10.1f %10.0f   after the first %s of %s\n", c->first_ms, c->after.heap / KI,
@@ -200,7 +211,8 @@ static void print_join(int ranks, const struct join_row *r)
 }
 static void run_joins(void)
 {
-    printf("%5s %9s %10s %10s %10s %10s\n", "ranks", "ms", "heap, KiB", "segm., KiB", "most, MiB", "peak, MiB");
+    printf("%5s %9s %9s %10s %10s %10s %10s\n", "ranks", "ms", "cpu, ms", "heap, KiB", "segm., KiB", "most, MiB",
+        "peak, MiB");
     for (int i = 0; i < SIZES; i++) {
         in_child(LIMIT_S, measure_join, &group_sizes[i], &results->joins[i]);
         print_join(group_sizes[i], &results->joins[i]);
@@ -233,10 +245,10 @@ static void write_joins(FILE *out)
         const struct call_row *last = &r->calls[1][CALLS - 1];
         if (!r->measured) continue;
         fprintf(out,
-            "%s\n  {\"ranks\": %d, \"join_ms\": %.3f, \"heap\": %.0f, \"segment\": %.0f, \"heap_after\": %.0f, "
-            "\"segment_after\": %.0f, \"reserved\": %.0f}",
-            comma, group_sizes[i], r->join_ms, r->joined.heap, r->joined.segment, last->after.heap, last->after.segment,
-            r->reserved);
+            "%s\n  {\"ranks\": %d, \"join_ms\": %.3f, \"processor_ms\": %.3f, \"heap\": %.0f, "
+            "\"segment\": %.0f, \"heap_after\": %.0f, \"segment_after\": %.0f, \"reserved\": %.0f}",
+            comma, group_sizes[i], r->join_ms, r->processor_ms, r->joined.heap, r->joined.segment, last->after.heap,
+            last->after.segment, r->reserved);
         comma = ",";
     }
 }

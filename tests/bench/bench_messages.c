@@ -33,6 +33,7 @@ static tutti_status reserve(void *context, void *at, size_t bytes)
     (void)context, (void)at, (void)bytes;
     return TUTTI_OK;
 }
+static void give_back(void *context, void *at, size_t bytes) { (void)context, (void)at, (void)bytes; }
 static void ring(void *context, int rank)
 {
     (void)context;
@@ -41,9 +42,12 @@ static void ring(void *context, int rank)
 static struct router *connect_rank(int rank)
 {
     stream_function *stream = streamed ? stream_find() : NULL;
-    struct shm_callbacks callbacks = {
-        .pair = pair_at, .reserve = reserve, .ring = ring, .stream = stream, .stream_far = stream
-    };
+    struct shm_callbacks callbacks = { .pair = pair_at,
+        .reserve = reserve,
+        .give_back = give_back,
+        .ring = ring,
+        .stream = stream,
+        .stream_far = stream };
     struct router *r = NULL;
     if (router_create(rank, ranks, 1, (struct bell){ NULL, NULL }, &r) != TUTTI_OK) exit(1);
     if (shm_connect(r, &callbacks, rank, NULL, ranks) != TUTTI_OK) exit(1);

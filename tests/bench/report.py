@@ -348,10 +348,11 @@ def kib(count):
 
 
 def joins(growth):
-    rows = [(row["ranks"], time(row["join_ms"] * 1e3), kib(row["heap"]), kib(row["heap_after"]), kib(row["segment"]),
-             kib(row["segment_after"]), kib(row["reserved"])) for row in growth["joins"]]
-    return table(("ranks", "joining", "heap of a rank", "after the calls", "segment", "after the calls", "at most"),
-                 rows)
+    rows = [(row["ranks"], time(row["join_ms"] * 1e3), time(row["processor_ms"] * 1e3), kib(row["heap"]),
+             kib(row["heap_after"]) if row["heap_after"] else "", kib(row["segment"]),
+             kib(row["segment_after"]) if row["heap_after"] else "", kib(row["reserved"])) for row in growth["joins"]]
+    return table(("ranks", "joining", "processor time", "heap of a rank", "after the calls", "segment",
+                  "after the calls", "at most"), rows)
 
 
 def named(row):

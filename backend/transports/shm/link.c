@@ -32,59 +32,7 @@ struct transfer *open_transfers_find(struct shm *shm, int rank, uint64_t id, boo
         transfer = transfer->next;
     return transfer;
 }
-
-/* ---- opening: memory is reserved before it is touched ---- */
-/* Adds the link to those that shm_poll visits. */
-static void shm_link_activate(struct shm *shm, struct shm_link *link)
-{
-    if (!link->is_active) shm->active[shm->active_count++] = link;
-    link->is_active = true;
-}
-/* Allocates the memory of a range of the segment. An error: the host has none left. */
-static tutti_status shm_reserve_memory(struct shm *shm, void *at, size_t bytes)
-{
-    return shm->callbacks.reserve(shm->callbacks.context, at, bytes);
-}
-/* Returns the pair for messages from one index to another. */
-static struct pair *shm_pair_between(struct shm *shm, int from, int to)
-{
-    return (struct pair *)(void *)shm->callbacks.pair(shm->callbacks.context, from, to);
-}
-/* Opens the pair to the peer if it is not open, and announces that by the peer's doorbell. */
-static tutti_status shm_link_open_outgoing(struct shm *shm, struct shm_link *link)
-{
-    if (link->out.pair) return TUTTI_OK;
-    struct pair *pair = shm_pair_between(shm, shm->me, link->peer);
-    struct doorbell *doorbell = &shm_pair_between(shm, link->peer, link->peer)->doorbell;
-    TRY(shm_reserve_memory(shm, pair, offsetof(struct pair, eager)));
-    TRY(shm_reserve_memory(shm, doorbell, PAIR_PAGE));
-    link->out.pair = pair;
-    shm_link_activate(shm, link);
-    atomic_fetch_or_explicit(&doorbell->opened_by[shm->me / 32], 1u << shm->me % 32, memory_order_relaxed);
-    atomic_fetch_add_explicit(&doorbell->open_count, 1, memory_order_release);
-    return TUTTI_OK;
-}
-/* Allocates the eager part of the outgoing pair at its first use. */
-static tutti_status shm_link_reserve_eager(struct shm *shm, struct shm_link *link)
-{
-    if (!link->eager_ready) TRY(shm_reserve_memory(shm, link->out.pair->eager, sizeof link->out.pair->eager));
-    link->eager_ready = true;
-    return TUTTI_OK;
-}
-/* Allocates the pipe of the outgoing pair at its first use. */
-static tutti_status shm_link_reserve_pipe(struct shm *shm, struct shm_link *link)
-{
-    if (!link->pipe_ready) TRY(shm_reserve_memory(shm, link->out.pair->pipe, sizeof link->out.pair->pipe));
-    link->pipe_ready = true;
-    return TUTTI_OK;
-}
-void shm_link_open_incoming(struct shm *shm, struct shm_link *link)
-{
-    if (link->in.pair || link->is_lost) return;
-    link->in.pair = shm_pair_between(shm, link->peer, shm->me);
-    shm_link_activate(shm, link);
-    shm_link_settle(shm, link);
-}
+/* ---- the end of each use ---- */
 void shm_link_settle(struct shm *shm, struct shm_link *link)
 {
     if (link->must_ring) shm->callbacks.ring(shm->callbacks.context, link->peer);
@@ -445,6 +393,7 @@ static void shm_link_deactivate(struct shm *shm, struct shm_link *link)
 }
 void shm_link_lose_peer(struct shm *shm, struct shm_link *link, tutti_status status)
 {
+    shm_link_prepare(shm, link);
     for (int i = 0; i < OPEN_BUCKETS; i++)
         transfer_list_fail_all_with_rank(&shm->open_transfers[i], link->rank, status);
     transfer_list_fail_all(&link->outbox, status);

@@ -1,11 +1,12 @@
 /* The common state of the shm transport's parts: shm.c has the contract and the lifetime, link.c the protocol with one
-   peer, share.c messages from tensor to tensor. After a failure of the whole transport every transfer is in one of the
-   lists, and the router ends it (router_fail). */
+   peer, opening.c the memory of the pairs, share.c messages from tensor to tensor. After a failure of the whole
+   transport every transfer is in one of the lists, and the router ends it (router_fail). */
 #pragma once
 #include "backend/transports/shm/pair.h"
 #include "backend/transports/shm/shm.h"
 
-enum { OPEN_BUCKETS = 256 };
+/* The number of idle pipes that a rank keeps at first. */
+enum { OPEN_BUCKETS = 256, PIPES_KEPT = 16 };
 /* An envelope that waits for room in the ring. */
 struct queued_envelope {
     struct queued_envelope *next;
@@ -28,13 +29,18 @@ struct shm_link {
     struct queued_envelope *queued, *last_queued;
     /* The number of receives that are cleared and not complete. */
     int expected_count;
-    /* The peer's index on the host, and its rank for the router. */
+    /* The peer's index on the host, and its rank for the router. The fields are set before the link opens
+       (shm_link_prepare). */
     int peer;
     int rank;
     /* A receive was cancelled or withdrawn, so slots without a receive may arrive, which are dropped. Never reset. */
     bool is_dropping;
     /* These parts of the outgoing pair are reserved. */
     bool eager_ready, pipe_ready;
+    /* The pipe has been given back at some time. */
+    bool pipe_was_given_back;
+    /* The link whose pipe was reserved next after this one's. */
+    struct shm_link *next_pipe;
     /* A receive of `shares` has failed. From then on none begins, because the sender may still copy parts of the failed
        one. */
     bool shares_refused;
@@ -59,6 +65,8 @@ struct shm {
     uint32_t opens_seen;
     /* The index of this rank, and the number of members. */
     int me, count;
+    /* The rank of each member; NULL: member i is rank i. */
+    const int *ranks;
     /* The links that have an open pair. */
     int active_count;
     struct shm_link **active;
@@ -69,14 +77,32 @@ struct shm {
     struct queued_envelope *free_envelopes;
     /* The matching of the router. */
     struct matching *matching;
-    /* One link for each member. */
+    /* One link for each member. A link that was never opened is zeroed and takes no memory. */
     struct shm_link *links;
+    /* The links whose pipe is reserved, oldest first, and their number. */
+    struct shm_link *first_pipe, *last_pipe;
+    int pipe_count;
+    /* The number of pipes that stay although they are idle. */
+    int pipes_kept;
 };
 /* Returns whether the router has failed. */
 static inline bool shm_has_failed(const struct shm *shm) { return shm->base.router->failure != TUTTI_OK; }
 
+/* ---- opening, in opening.c ---- */
+/* Sets the constant fields of a link before its first use. The other links of a large group stay untouched. */
+void shm_link_prepare(struct shm *shm, struct shm_link *link);
+/* Opens the pair to the peer if it is not open, and announces that by the peer's doorbell. The next three fail if the
+   host has no memory left. */
+tutti_status shm_link_open_outgoing(struct shm *shm, struct shm_link *link);
+/* Allocates the eager part of the outgoing pair, unless that is done. */
+tutti_status shm_link_reserve_eager(struct shm *shm, struct shm_link *link);
+/* Allocates the pipe of the outgoing pair, unless that is done. It stays at least until all messages that are announced
+   now are over. */
+tutti_status shm_link_reserve_pipe(struct shm *shm, struct shm_link *link);
 /* Opens the incoming side after the peer has opened its pair. */
 void shm_link_open_incoming(struct shm *shm, struct shm_link *link);
+
+/* ---- the protocol, in link.c ---- */
 /* Sends a message, or keeps it in a list until a later poll. */
 void shm_link_send(struct shm *shm, struct shm_link *link, struct transfer *send);
 /* Handles a receive that has met a message which this peer announced: asks for its bytes, or fails if the sizes

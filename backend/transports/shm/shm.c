@@ -73,8 +73,8 @@ static void shm_destroy(struct transport *transport)
     struct shm *shm = (struct shm *)transport;
     for (int i = 0; shm->links && i < shm->count; i++) queued_envelopes_free(shm->links[i].queued);
     queued_envelopes_free(shm->free_envelopes);
-    free(shm->active);
-    free(shm->links);
+    memory_free_sparse(shm->active, (size_t)shm->count * sizeof(struct shm_link *));
+    memory_free_sparse(shm->links, (size_t)shm->count * sizeof *shm->links);
     free(shm);
 }
 static const struct transport_operations operations = { .name = "shm",
@@ -95,8 +95,8 @@ static struct shm *shm_new(const struct shm_callbacks *callbacks, int count)
     shm->base = (struct transport){ .operations = &operations };
     shm->callbacks = *callbacks;
     shm->count = count;
-    shm->links = memory_alloc_aligned((size_t)count * sizeof *shm->links);
-    shm->active = memory_alloc_zeroed((size_t)count, sizeof *shm->active);
+    shm->links = memory_alloc_sparse((size_t)count * sizeof *shm->links);
+    shm->active = memory_alloc_sparse((size_t)count * sizeof *shm->active);
     if (shm->links && shm->active) return shm;
     shm_destroy(&shm->base);
     return NULL;
@@ -117,13 +117,8 @@ tutti_status shm_connect(struct router *router, const struct shm_callbacks *call
     shm->matching = &router->matching;
     shm->doorbell = &mine->doorbell;
     shm->me = me;
-    for (int i = 0; i < count; i++) {
-        struct shm_link *link = &shm->links[i];
-        link->peer = i;
-        link->rank = ranks ? ranks[i] : i;
-        link->out.modes = &link->modes;
-        link->in.judge = &link->judge;
-    }
+    shm->ranks = ranks;
+    shm->pipes_kept = PIPES_KEPT;
     router_add_transport(router, &shm->base, ranks, count);
     return TUTTI_OK;
 }

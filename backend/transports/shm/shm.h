@@ -10,6 +10,8 @@ struct shm_callbacks {
     unsigned char *(*pair)(void *context, int from, int to);
     /* Allocates the memory of a range of the segment before its first use. An error: the host has none left. */
     tutti_status (*reserve)(void *context, void *at, size_t bytes);
+    /* Gives the memory of a reserved range back to the host. The range must be reserved again before its next use. */
+    void (*give_back)(void *context, void *at, size_t bytes);
     /* Rings the bell of the member. */
     void (*ring)(void *context, int member);
     /* stream copies large runs around the cache into memory that a peer reads next, stream_far into tensors beyond the
@@ -40,6 +42,7 @@ struct shm_callbacks {
 /* Returns the bytes of shared memory for each ordered pair. */
 size_t shm_pair_bytes(void);
 /* Adds the transport to the router. It leads to these ranks (NULL: 0 to count - 1) and to this rank itself, whose index
-   is `me`; member i is ranks[i]. UNSUPPORTED: the host has too many ranks. */
+   is `me`; member i is ranks[i]. `ranks` must stay valid as long as the router. UNSUPPORTED: the host has too many
+   ranks. */
 tutti_status shm_connect(struct router *router, const struct shm_callbacks *callbacks, int me, const int *ranks,
     int count);

@@ -2,6 +2,7 @@
 #include "backend/base/memory.h"
 #include "tests/support/unit.h"
 #include <stdlib.h>
+#include <sys/mman.h>
 
 static void test_trim_frees_room_unless_memory_is_short(void **state)
 {
@@ -26,11 +27,37 @@ static void test_trim_frees_room_unless_memory_is_short(void **state)
     assert_int_equal(capacity, 2);
     free(array);
 }
+/* Returns the number of resident pages in a range. */
+static size_t resident_pages(void *at, size_t bytes)
+{
+    static unsigned char pages[1024];
+    size_t count = 0, all = bytes / 4096;
+    assert_true(all <= sizeof pages);
+    assert_int_equal(mincore(at, bytes, pages), 0);
+    for (size_t i = 0; i < all; i++) count += pages[i] & 1;
+    return count;
+}
+static void test_sparse_memory_has_only_the_pages_in_use(void **state)
+{
+    enum { BYTES = 4 << 20 };
+    (void)state;
+    unsigned char *block = memory_alloc_sparse(BYTES);
+    assert_non_null(block);
+    assert_int_equal(resident_pages(block, BYTES), 0);
+    assert_int_equal(block[BYTES - 1], 0);
+    block[5] = block[BYTES / 2] = 1;
+    assert_true(resident_pages(block, BYTES) <= 3);
+    memory_free_sparse(block, BYTES);
+    memory_free_sparse(NULL, BYTES);
+    memory_fail_after(1);
+    assert_null(memory_alloc_sparse(BYTES));
+}
 unit_function test_memory;
 int test_memory(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_trim_frees_room_unless_memory_is_short),
+        cmocka_unit_test(test_sparse_memory_has_only_the_pages_in_use),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

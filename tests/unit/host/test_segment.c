@@ -163,6 +163,13 @@ static void test_slots_take_memory_only_when_reserved(void **state)
     assert_int_equal(segment_reserve(&mine, segment_slots(&mine, 1) + 100, SLOT_BYTES / 2, "slots"), TUTTI_OK);
     size_t after = resident_bytes(descriptor);
     assert_true(after >= before + SLOT_BYTES / 2 && after <= before + SLOT_BYTES / 2 + 2 * 65536);
+    unsigned char *slots = segment_slots(&mine, 1);
+    memset(slots + 100, 7, SLOT_BYTES / 2);
+    segment_give_back(&mine, slots + 100, SLOT_BYTES / 2);
+    /* The first and the last page lie only in part in the range, and stay. */
+    assert_true(resident_bytes(descriptor) <= before + 2 * 65536);
+    assert_int_equal(slots[100], 7);
+    assert_int_equal(slots[8192], 0);
     close(descriptor);
     segment_detach(&mine);
     (void)state;

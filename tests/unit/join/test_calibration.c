@@ -91,6 +91,31 @@ static void test_parameters_not_published_in_time_are_an_error(void **state)
     tutti_config config = { .struct_size = sizeof config, .name = "choir" };
     world_threads(2, &config, await_unpublished_parameters, NULL);
 }
+/* Rank 0 publishes when all ranks sleep but the last one, which answers its pings because all run on one core. */
+static void await_asleep(struct rank *me)
+{
+    struct calibration_record *record = me->comm->group.segment->calibration_record;
+    const struct link_costs none = { 0 };
+    pin_to(*(const int *)me->context);
+    atomic_store(&segment_join_info(me->comm->group.segment, me->rank)->core, wait_core());
+    /* All have joined. */
+    world_meet(me);
+    if (me->rank == 0) atomic_store(&record->ready, 0);
+    world_meet(me);
+    if (me->rank > 0) {
+        REQUIRE(calibration_agree_parameters(me->comm, &none, clock_ms() + 600000) == TUTTI_OK);
+        return;
+    }
+    while (atomic_load(&record->waiters) != (uint32_t)me->size - 2) sleep_us(1000);
+    atomic_store(&record->ready, 1);
+    word_wake(&record->ready, true);
+}
+static void test_ranks_sleep_until_the_parameters_are_published(void **state)
+{
+    (void)state;
+    find_cores();
+    world_threads(8, NULL, await_asleep, &cores[0]);
+}
 static void read_invalid_records(struct rank *me)
 {
     struct calibration_record *calibration_record = me->comm->group.segment->calibration_record;
@@ -119,6 +144,7 @@ int test_calibration(void)
         cmocka_unit_test(test_ranks_of_one_core_have_no_distance),
         cmocka_unit_test(test_ranks_of_two_cores_have_a_distance),
         cmocka_unit_test(test_parameters_not_published_in_time_are_an_error),
+        cmocka_unit_test(test_ranks_sleep_until_the_parameters_are_published),
         cmocka_unit_test(test_invalid_parameters_are_not_used),
     };
     return cmocka_run_group_tests(tests, set_up, NULL);

@@ -42,7 +42,17 @@ static tutti_status callback_open(void *context, void *at, size_t bytes)
     struct table *t = context;
     if (t->reserves == 0) return TUTTI_NO_MEMORY;
     if (t->reserves > 0) t->reserves--;
+    atomic_fetch_add(&t->reserved_bytes, bytes);
     if (mprotect(at, bytes, PROT_READ | PROT_WRITE) == 0) return TUTTI_OK;
+    perror("mprotect");
+    _exit(1);
+}
+/* Makes the range inaccessible again. */
+static void callback_give_back(void *context, void *at, size_t bytes)
+{
+    struct table *t = context;
+    atomic_fetch_sub(&t->reserved_bytes, bytes);
+    if (mprotect(at, bytes, PROT_NONE) == 0) return;
     perror("mprotect");
     _exit(1);
 }
@@ -104,6 +114,10 @@ static tutti_status seat_open(void *context, void *at, size_t bytes)
 {
     return callback_open(((struct seat_callbacks *)context)->table, at, bytes);
 }
+static void seat_give_back(void *context, void *at, size_t bytes)
+{
+    callback_give_back(((struct seat_callbacks *)context)->table, at, bytes);
+}
 static void seat_ring(void *context, int rank) { callback_ring(((struct seat_callbacks *)context)->table, rank); }
 static void table_allocate(struct table *t, int size, int protection)
 {
@@ -124,6 +138,7 @@ struct shm_callbacks table_callbacks(struct table *t)
     return (struct shm_callbacks){ .context = t,
         .pair = callback_pair,
         .reserve = callback_open,
+        .give_back = callback_give_back,
         .ring = callback_ring,
         .stream = callback_stream,
         .stream_far = callback_stream,
@@ -162,9 +177,9 @@ void table_open_sharing(struct table *t, int size, unsigned reachable)
     t->all_callbacks = calloc((size_t)size, sizeof *t->all_callbacks);
     for (int r = 0; r < size; r++) {
         t->all_callbacks[r] = (struct seat_callbacks){ t, r };
-        struct shm_callbacks callbacks = { &t->all_callbacks[r], seat_pair, seat_open, seat_ring, callback_stream,
-            callback_stream, true, callback_find, callback_reach, callback_enter, callback_leave, callback_opens,
-            callback_reads, callback_read };
+        struct shm_callbacks callbacks = { &t->all_callbacks[r], seat_pair, seat_open, seat_give_back, seat_ring,
+            callback_stream, callback_stream, true, callback_find, callback_reach, callback_enter, callback_leave,
+            callback_opens, callback_reads, callback_read };
         seat_rank(t, r, new_router(r, size, NULL), &callbacks, NULL);
     }
 }
@@ -175,16 +190,18 @@ void table_close(struct table *t)
 }
 static void open_host(struct mixed *m, int host, const int *host_of)
 {
-    int ranks[MAX_RANKS], count = 0;
-    for (int r = 0; r < m->size; r++)
-        if (host_of[r] == host) ranks[count++] = r;
+    int count = 0;
+    for (int r = 0; r < m->size; r++) count += host_of[r] == host;
     if (!count) return;
     struct table *t = &m->hosts[host];
     table_allocate(t, count, PROT_NONE);
+    count = 0;
+    for (int r = 0; r < m->size; r++)
+        if (host_of[r] == host) t->ranks[count++] = r;
     struct shm_callbacks callbacks = table_callbacks(t);
     for (int member = 0; member < count; member++) {
-        struct router *router = new_router(ranks[member], m->size, NULL);
-        seat_rank(t, member, router, &callbacks, ranks);
+        struct router *router = new_router(t->ranks[member], m->size, NULL);
+        seat_rank(t, member, router, &callbacks, t->ranks);
         m->routers[router->rank] = router;
     }
 }

@@ -45,6 +45,7 @@ void ranks_sharing(int size, unsigned reachable, body *each);
 void ranks_mixed(int size, const int *host_of, unsigned seed, body *each);
 /* The routers of `size` ranks over shm, for tests in which one thread acts as all ranks. The shared memory is
    inaccessible until it is reserved. */
+enum { MOST_RANKS = 32 };
 struct table {
     /* `reserves` more reservations succeed; -1: all. */
     int size, reserves;
@@ -66,6 +67,10 @@ struct table {
     const unsigned char *readable;
     size_t readable_bytes;
     struct seat_callbacks *all_callbacks;
+    /* The rank of each member, if the members are some of the ranks. */
+    int ranks[MOST_RANKS];
+    /* The bytes of all pairs that are reserved and not given back. */
+    _Atomic size_t reserved_bytes;
 };
 /* These create and connect the routers. table_open_sharing lets peers reach the memory of the ranks in `reachable`. */
 void table_open(struct table *table, int size, int reserves);
@@ -74,7 +79,6 @@ void table_close(struct table *table);
 /* Returns the callbacks of table_open. */
 struct shm_callbacks table_callbacks(struct table *table);
 /* The routers of `size` ranks on several hosts: shm connects the ranks of a host, inproc the others. */
-enum { MOST_RANKS = 16 };
 struct mixed {
     int size;
     struct inproc_world *world;

@@ -1,7 +1,7 @@
 /* The shm transport: damaged shared memory, failed reservations and allocations, credit, wake-ups, and cancelling at
    each stage. This thread acts as all ranks. */
 #include "backend/base/memory.h"
-#include "backend/transports/shm/pair.h"
+#include "backend/transports/shm/link.h"
 #include "tests/support/unit.h"
 #include "tests/unit/transports/ranks.h"
 
@@ -25,6 +25,80 @@ static struct pair *pair_of(struct table *t, int from, int to)
 {
     struct shm_callbacks callbacks = table_callbacks(t);
     return (struct pair *)(void *)callbacks.pair(callbacks.context, from, to);
+}
+
+/* ---- memory ---- */
+/* Sends LARGE bytes from rank 0 to the peer, and checks them there. */
+static void send_large(struct table *t, int peer)
+{
+    struct transfer out_x, in_x;
+    struct piece out = whole(sent, LARGE), in = whole(got, LARGE);
+    for (size_t i = 0; i < LARGE; i++) sent[i] = (unsigned char)(i * 7 + (size_t)peer);
+    post(t, peer, &in_x, 0, false, &in);
+    post(t, 0, &out_x, peer, true, &out);
+    for (int n = 0; in_x.state == TRANSFER_POSTED; n++) {
+        assert_true(n < 1000);
+        router_poll(t->routers[0]);
+        router_poll(t->routers[peer]);
+    }
+    assert_memory_equal(got, sent, LARGE);
+}
+static void test_a_pair_without_messages_has_no_buffer(void **state)
+{
+    (void)state;
+    struct table t;
+    unsigned char byte = 1;
+    struct transfer out_x, in_x;
+    struct piece piece = whole(&byte, 1);
+    table_open(&t, MOST_RANKS, -1);
+    assert_int_equal(t.reserved_bytes, MOST_RANKS * PAIR_PAGE);
+    post(&t, 1, &in_x, 0, false, &piece);
+    post(&t, 0, &out_x, 1, true, &piece);
+    poll_all(&t, 3);
+    assert_int_equal(in_x.state, TRANSFER_DONE);
+    /* The pair has two pages, and the doorbell of rank 1 is reserved again. */
+    assert_int_equal(t.reserved_bytes, (MOST_RANKS + 3) * PAIR_PAGE);
+    table_close(&t);
+}
+static size_t pipes_reserved(const struct table *t) { return t->reserved_bytes / sizeof((struct pair *)NULL)->pipe; }
+/* A rank that sends one large message to each other rank keeps PIPES_KEPT pipes. If it does so again, it keeps all. */
+static void test_idle_pipes_are_given_back(void **state)
+{
+    (void)state;
+    struct table t;
+    table_open(&t, MOST_RANKS, -1);
+    for (int peer = 1; peer < MOST_RANKS; peer++) {
+        send_large(&t, peer);
+        assert_true(pipes_reserved(&t) <= PIPES_KEPT);
+    }
+    for (int peer = 1; peer < MOST_RANKS; peer++) send_large(&t, peer);
+    assert_int_equal(pipes_reserved(&t), MOST_RANKS - 1);
+    table_close(&t);
+}
+/* Messages to all others are announced before any is received, so all pipes are needed at once. */
+static void test_pipes_under_way_are_kept(void **state)
+{
+    (void)state;
+    enum { SMALLER = 20000 };
+    static struct transfer out_x[MOST_RANKS], in_x[MOST_RANKS];
+    static unsigned char in_bytes[MOST_RANKS][SMALLER];
+    struct table t;
+    struct piece out = whole(sent, SMALLER), in[MOST_RANKS];
+    memset(sent, 9, SMALLER);
+    table_open(&t, MOST_RANKS, -1);
+    for (int peer = 1; peer < MOST_RANKS; peer++) post(&t, 0, &out_x[peer], peer, true, &out);
+    poll_all(&t, 3);
+    assert_int_equal(pipes_reserved(&t), MOST_RANKS - 1);
+    for (int peer = 1; peer < MOST_RANKS; peer++) {
+        in[peer] = whole(in_bytes[peer], SMALLER);
+        post(&t, peer, &in_x[peer], 0, false, &in[peer]);
+    }
+    poll_all(&t, 20);
+    for (int peer = 1; peer < MOST_RANKS; peer++) {
+        assert_int_equal(in_x[peer].state, TRANSFER_DONE);
+        assert_memory_equal(in_bytes[peer], sent, SMALLER);
+    }
+    table_close(&t);
 }
 
 /* ---- damaged memory ---- */
@@ -457,6 +531,9 @@ unit_function test_shm;
 int test_shm(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_a_pair_without_messages_has_no_buffer),
+        cmocka_unit_test(test_idle_pipes_are_given_back),
+        cmocka_unit_test(test_pipes_under_way_are_kept),
         cmocka_unit_test(test_a_damaged_envelope_fails_all_transfers),
         cmocka_unit_test(test_damaged_counters_and_slots_fail_all_transfers),
         cmocka_unit_test(test_noise_in_shared_memory_is_survived),
