@@ -63,30 +63,44 @@ static int *plan_count_steps_before(const struct plan *plan)
     return first;
 }
 /* Attaches all edges in the order of members and steps, and for each step strongest first, so that a wait follows the
-   one that implies it. Edges are many but few per step, so a counting sort by step comes first. `end` (zeroed, an entry
-   per step of all members) and `sorted` (an entry per edge) are its memory. */
+   one that implies it. Edges are many but few per step, so a counting sort by step comes first. It sorts the numbers of
+   edges, which take less memory than edges. `end` (from plan_count_edges) and `sorted`
+   (an entry per edge) are its memory; `of_step` has room for the edges of any step. */
 static void plan_attach_sorted_edges(struct plan *plan, const struct edges *edges, const int *first, int *end,
-    struct edge *sorted)
+    int *sorted, struct edge *of_step)
 {
-    for (int i = 0; i < edges->count; i++) end[first[edges->list[i].member] + edges->list[i].step]++;
-    for (int j = 1; j < first[plan->count]; j++) end[j] += end[j - 1];
-    for (int i = edges->count - 1; i >= 0; i--)
-        sorted[--end[first[edges->list[i].member] + edges->list[i].step]] = edges->list[i];
-    for (int from = 0, to; from < edges->count; from = to) {
-        const struct edge *a = &sorted[from];
-        for (to = from + 1; to < edges->count && sorted[to].member == a->member && sorted[to].step == a->step;) to++;
-        qsort(sorted + from, (size_t)(to - from), sizeof *sorted, edge_compare_strength);
-        for (int i = from; i < to; i++) schedule_attach_wait(&plan->ranks[sorted[i].member], sorted[i]);
+    int steps = first[plan->count];
+    for (int i = edges->count - 1; i >= 0; i--) sorted[--end[first[edges->list[i].member] + edges->list[i].step]] = i;
+    /* Now end[j] is where the edges of step j begin. */
+    for (int j = 0; j < steps; j++) {
+        int count = (j + 1 < steps ? end[j + 1] : edges->count) - end[j];
+        for (int i = 0; i < count; i++) of_step[i] = edges->list[sorted[end[j] + i]];
+        qsort(of_step, (size_t)count, sizeof *of_step, edge_compare_strength);
+        for (int i = 0; i < count; i++) schedule_attach_wait(&plan->ranks[of_step[i].member], of_step[i]);
     }
+}
+/* Sets end[j] to the number of edges of steps 0 to j of all members, and returns the largest number of one step. */
+static int plan_count_edges(const struct plan *plan, const struct edges *edges, const int *first, int *end)
+{
+    int most = 0;
+    for (int i = 0; i < edges->count; i++) {
+        int of_step = ++end[first[edges->list[i].member] + edges->list[i].step];
+        if (of_step > most) most = of_step;
+    }
+    for (int j = 1; j < first[plan->count]; j++) end[j] += end[j - 1];
+    return most;
 }
 void plan_attach_waits(struct plan *plan, const struct edges *edges)
 {
     int *first = plan_count_steps_before(plan),
         *end = first ? memory_alloc_zeroed((size_t)first[plan->count], sizeof *end) : NULL;
-    struct edge *sorted = memory_alloc_zeroed((size_t)edges->count, sizeof *sorted);
-    if (end && sorted) plan_attach_sorted_edges(plan, edges, first, end, sorted);
+    int *sorted = memory_alloc_zeroed((size_t)edges->count, sizeof *sorted);
+    int most = end ? plan_count_edges(plan, edges, first, end) : 0;
+    struct edge *of_step = memory_alloc_zeroed((size_t)most, sizeof *of_step);
+    if (end && sorted && of_step) plan_attach_sorted_edges(plan, edges, first, end, sorted, of_step);
     else plan_fail_out_of_memory(plan);
     free(first);
     free(end);
     free(sorted);
+    free(of_step);
 }

@@ -5,7 +5,6 @@
 #include "backend/base/memory.h"
 #include "backend/schedule/build.h"
 #include <stdlib.h>
-#include <string.h>
 
 /* A send, posted at `step`, that reads a cell. `next`: 1 + the index of the cell's next older reader in
    handles.readers, or 0. */
@@ -153,13 +152,20 @@ static void handles_close_all(struct handles *handles)
 }
 
 /* ---- AWAIT steps ---- */
-/* Inserts an AWAIT step before step `at`. */
-static void schedule_insert_await(struct schedule *schedule, int at)
+/* Inserts an AWAIT step before each step j with needs_await[j]; j may be the number of steps. One pass moves all steps,
+   because in a large group every second step may need one. */
+static void schedule_insert_awaits_before(struct schedule *schedule, const bool *needs_await)
 {
-    if (!schedule_add_step(schedule, AWAIT)) return;
-    struct step added = schedule->steps[schedule->step_count - 1];
-    memmove(&schedule->steps[at + 1], &schedule->steps[at], (size_t)(schedule->step_count - 1 - at) * sizeof added);
-    schedule->steps[at] = added;
+    int total = schedule->step_count, end;
+    for (int j = 0; j <= total; j++)
+        if (needs_await[j] && !schedule_add_step(schedule, AWAIT)) return;
+    end = schedule->step_count;
+    if (end == total) return;
+    struct step added = schedule->steps[total];
+    for (int j = total; j >= 0; j--) {
+        if (j < total) schedule->steps[--end] = schedule->steps[j];
+        if (needs_await[j]) schedule->steps[--end] = added;
+    }
 }
 void schedule_insert_awaits(const struct build *build, struct schedule *schedule)
 {
@@ -175,8 +181,7 @@ void schedule_insert_awaits(const struct build *build, struct schedule *schedule
             }
             if (j < total) handles_apply_step(&handles, j);
         }
-        for (int j = total; j >= 0; j--)
-            if (needs_await[j]) schedule_insert_await(schedule, j);
+        schedule_insert_awaits_before(schedule, needs_await);
     }
     handles_finish(&handles);
     free(needs_await);
