@@ -19,14 +19,21 @@ void world_fail(const char *text, const char *file, int line)
 /* ---- store ---- */
 /* A formed group leaves at most MOST_LEFT_BYTES in its store. On a busy machine a process takes up to BUSY times as
    long as on an idle one. */
-enum { MOST_LEFT_BYTES = 512, BUSY = 10 };
+enum { MOST_LEFT_BYTES = 512, BUSY = 10, BUCKETS = 1024 };
 struct entry { char key[64]; size_t bytes; void *value; struct entry *next; };
-struct memory_store { pthread_mutex_t lock; pthread_cond_t changed; struct entry *first; };
+/* The hash of a key chooses its bucket, because a thousand ranks poll their keys. */
+struct memory_store { pthread_mutex_t lock; pthread_cond_t changed; struct entry *buckets[BUCKETS]; };
 
+static struct entry **store_bucket(struct memory_store *s, const char *key)
+{
+    uint32_t hash = 5381;
+    while (*key) hash = hash * 33 + (unsigned char)*key++;
+    return &s->buckets[hash % BUCKETS];
+}
 /* Removes the entry of a key from the store and returns it, or NULL if there is no such entry. Called with the lock. */
 static struct entry *store_take(struct memory_store *s, const char *key)
 {
-    struct entry **at = &s->first, *found;
+    struct entry **at = store_bucket(s, key), *found;
     while (*at && strcmp((*at)->key, key) != 0) at = &(*at)->next;
     if ((found = *at) != NULL) *at = found->next;
     return found;
@@ -46,8 +53,9 @@ static tutti_status store_put(void *context, const char *key, const void *value,
     memcpy(e->value, value, bytes);
     pthread_mutex_lock(&s->lock);
     entry_free(store_take(s, key));
-    e->next = s->first;
-    s->first = e;
+    struct entry **bucket = store_bucket(s, key);
+    e->next = *bucket;
+    *bucket = e;
     pthread_cond_broadcast(&s->changed);
     pthread_mutex_unlock(&s->lock);
     return TUTTI_OK;
@@ -63,7 +71,7 @@ tutti_status world_store_remove(void *context, const char *key)
 }
 static struct entry *store_find(struct memory_store *s, const char *key)
 {
-    struct entry *e = s->first;
+    struct entry *e = *store_bucket(s, key);
     while (e && strcmp(e->key, key) != 0) e = e->next;
     return e;
 }
@@ -90,7 +98,8 @@ static tutti_status store_get(void *context, const char *key, void *value, size_
 static bool store_is_short(const struct memory_store *s)
 {
     size_t keys = 0, bytes = 0;
-    for (const struct entry *e = s->first; e; e = e->next, keys++) bytes += e->bytes;
+    for (int b = 0; b < BUCKETS; b++)
+        for (const struct entry *e = s->buckets[b]; e; e = e->next, keys++) bytes += e->bytes;
     return keys <= 2 && bytes <= MOST_LEFT_BYTES;
 }
 tutti_store world_store_create(void)
@@ -103,7 +112,8 @@ tutti_store world_store_create(void)
 void world_store_destroy(tutti_store store)
 {
     struct memory_store *s = store.context;
-    for (struct entry *e = s->first, *next; e; e = next) { next = e->next; entry_free(e); }
+    for (int b = 0; b < BUCKETS; b++)
+        for (struct entry *e = s->buckets[b], *next; e; e = next) { next = e->next; entry_free(e); }
     pthread_mutex_destroy(&s->lock);
     pthread_cond_destroy(&s->changed);
     free(s);
