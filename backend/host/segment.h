@@ -116,10 +116,10 @@ struct join_info {
     uint64_t nonce_at;
     /* `admits` is 1 if other processes can put fences into its threads (base/fence.h). */
     uint64_t admits;
-    /* The first rank of the host and this rank write `ping` in turns, and `core` is this rank's wait_core() at its last
-       answer. */
+    /* The first rank of the host and this rank write `ping` in turns. `answer_core` is this rank's wait_core() at its
+       last answer, and `core` the one at which it joined, which decides whether it is pinged. */
     _Alignas(128) _Atomic uint32_t ping;
-    _Atomic uint32_t core;
+    _Atomic uint32_t core, answer_core;
 };
 /* Counts the ranks that have joined. The last one sets `all_joined` to 1. `waiters` counts the threads asleep on
    `all_joined`. */

@@ -68,7 +68,7 @@ static bool join_info_answer_ping(struct join_info *mine)
 {
     uint32_t ping = atomic_load_explicit(&mine->ping, memory_order_acquire);
     if (ping % 2 == 0) return false;
-    atomic_store_explicit(&mine->core, wait_core(), memory_order_relaxed);
+    atomic_store_explicit(&mine->answer_core, wait_core(), memory_order_relaxed);
     atomic_store_explicit(&mine->ping, ping + 1, memory_order_release);
     return true;
 }
@@ -95,7 +95,7 @@ static double join_info_measure_line(struct join_info *other, int64_t until_ns)
             if (!join_info_await_ping(other, ping + 2, until_ns)) return best;
         }
         double line = (double)(clock_ns() - begin) / (2 * PINGS);
-        bool is_other_core = atomic_load_explicit(&other->core, memory_order_relaxed) != wait_core();
+        bool is_other_core = atomic_load_explicit(&other->answer_core, memory_order_relaxed) != wait_core();
         if (is_other_core && (best <= 0 || line < best)) best = line;
     }
     return best;
@@ -126,7 +126,7 @@ static struct farthest host_measure_distance(const tutti_comm *comm)
         if (!core_mark_seen(seen, atomic_load(&other->core))) continue;
         double line = join_info_measure_line(other, until);
         if (line > farthest.line)
-            farthest = (struct farthest){ line, { (int)wait_core() - 1, (int)atomic_load(&other->core) - 1 } };
+            farthest = (struct farthest){ line, { (int)wait_core() - 1, (int)atomic_load(&other->answer_core) - 1 } };
     }
     return farthest;
 }
@@ -204,8 +204,8 @@ static tutti_status parameters_await_published(tutti_comm *comm, int64_t deadlin
         /* The first rank may publish and abort right after, so this check comes after the read of `ready`. */
         if (alerted) TRY(comm_fail_if_due(comm));
         if (join_info_answer_ping(segment_join_info(segment, comm->executor.site.index))) n = 1;
-        bool has_slept =
-            backoff_wait(may_be_pinged ? &awake : &comm->group.backoff, n, &set, may_be_pinged ? 1 : SLICE_MS);
+        int most_ms = may_be_pinged ? 1 : clock_limit_sleep(SLICE_MS, deadline_ms);
+        bool has_slept = backoff_wait(may_be_pinged ? &awake : &comm->group.backoff, n, &set, most_ms);
         if (!has_slept && n % POLLS) continue;
         TRY(shm_group_check_cancelled(&comm->group));
         alerted = comm_poll_reason_to_fail(comm) && !parameters_may_still_come(comm);

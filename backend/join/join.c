@@ -194,11 +194,11 @@ static tutti_status join_await_ranks(tutti_comm *comm, int64_t deadline_ms)
     for (int n = 0;; n++) {
         /* The alert is read first, because a rank may join and abort right after. */
         bool is_alerted = comm_poll_reason_to_fail(comm);
-        if (atomic_load(&counter->all_joined)) return TUTTI_OK;
+        if (atomic_load(&counter->joined) >= (uint32_t)segment->ranks) return TUTTI_OK;
         if (is_alerted) TRY(comm_fail_if_due(comm));
         if (has_slept || n % CHECK_EVERY == 0) TRY(shm_group_check_join(group));
         if (clock_ms() > deadline_ms) return join_fail_late_rank(comm, segment);
-        has_slept = backoff_wait(&group->backoff, n, &set, SLICE_MS);
+        has_slept = backoff_wait(&group->backoff, n, &set, clock_limit_sleep(SLICE_MS, deadline_ms));
     }
 }
 /* Sets the layout of the group (which ranks share a host), and checks the addresses of a linked group. */

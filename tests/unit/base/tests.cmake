@@ -1,1 +1,1 @@
-tutti_units(unit_base base base settings sha256 log memory)
+tutti_units(unit_base base base clock settings sha256 log memory)

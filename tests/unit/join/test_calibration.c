@@ -116,6 +116,37 @@ static void test_ranks_sleep_until_the_parameters_are_published(void **state)
     find_cores();
     world_threads(8, NULL, await_asleep, &cores[0]);
 }
+/* Rank 1 answers a ping from another core than the one on which it joined. The latter decides which ranks stay awake,
+   so it must not change. */
+static void answer_from_another_core(struct rank *me)
+{
+    struct calibration_record *record = me->comm->group.segment->calibration_record;
+    struct join_info *info = segment_join_info(me->comm->group.segment, 1);
+    const uint32_t joined_on = CPU_SETSIZE + 1;
+    const struct link_costs none = { 0 };
+    world_meet(me);
+    if (me->rank == 1) {
+        atomic_store(&record->ready, 0);
+        atomic_store(&info->core, joined_on);
+    }
+    world_meet(me);
+    if (me->rank == 1) {
+        REQUIRE(calibration_agree_parameters(me->comm, &none, clock_ms() + 600000) == TUTTI_OK);
+        return;
+    }
+    uint32_t ping = atomic_load(&info->ping);
+    atomic_store(&info->ping, ping + 1);
+    while (atomic_load(&info->ping) != ping + 2) sleep_us(100);
+    REQUIRE(atomic_load(&info->core) == joined_on);
+    REQUIRE(atomic_load(&info->answer_core) != joined_on && atomic_load(&info->answer_core) > 0);
+    atomic_store(&record->ready, 1);
+    word_wake(&record->ready, true);
+}
+static void test_an_answer_leaves_the_core_of_the_join(void **state)
+{
+    (void)state;
+    world_threads(2, NULL, answer_from_another_core, NULL);
+}
 static void read_invalid_records(struct rank *me)
 {
     struct calibration_record *calibration_record = me->comm->group.segment->calibration_record;
@@ -145,6 +176,7 @@ int test_calibration(void)
         cmocka_unit_test(test_ranks_of_two_cores_have_a_distance),
         cmocka_unit_test(test_parameters_not_published_in_time_are_an_error),
         cmocka_unit_test(test_ranks_sleep_until_the_parameters_are_published),
+        cmocka_unit_test(test_an_answer_leaves_the_core_of_the_join),
         cmocka_unit_test(test_invalid_parameters_are_not_used),
     };
     return cmocka_run_group_tests(tests, set_up, NULL);
