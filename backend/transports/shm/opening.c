@@ -73,11 +73,11 @@ static bool shm_link_pipe_is_idle(const struct shm *shm, const struct shm_link *
     return link->out.filled == atomic_load_explicit(&link->out.pair->emptied, memory_order_acquire)
         && !link->streams.first && !link->helped_send && !open_transfers_has_send(shm, link->rank);
 }
-/* Gives the memory of the oldest idle pipes back, so that with a new one at most pipes_kept are left. */
-static void shm_give_back_pipes(struct shm *shm)
+/* Gives the memory of the oldest idle pipes back, as long as more than `most` pipes are reserved. */
+static void shm_give_back_pipes(struct shm *shm, int most)
 {
     struct shm_link *before = NULL, *next;
-    for (struct shm_link *link = shm->first_pipe; link && shm->pipe_count >= shm->pipes_kept; link = next) {
+    for (struct shm_link *link = shm->first_pipe; link && shm->pipe_count > most; link = next) {
         next = link->next_pipe;
         if (!shm_link_pipe_is_idle(shm, link)) { before = link; continue; }
         shm->callbacks.give_back(shm->callbacks.context, link->out.pair->pipe, sizeof link->out.pair->pipe);
@@ -93,8 +93,13 @@ tutti_status shm_link_reserve_pipe(struct shm *shm, struct shm_link *link)
     if (link->pipe_ready) return TUTTI_OK;
     if (link->pipe_was_given_back) shm->pipes_kept++;
     link->pipe_was_given_back = false;
-    if (shm->pipe_count >= shm->pipes_kept) shm_give_back_pipes(shm);
-    TRY(shm_reserve_memory(shm, link->out.pair->pipe, sizeof link->out.pair->pipe));
+    shm_give_back_pipes(shm, shm->pipes_kept - 1);
+    tutti_status status = shm_reserve_memory(shm, link->out.pair->pipe, sizeof link->out.pair->pipe);
+    if (status == TUTTI_NO_MEMORY && shm->pipe_count > 0) {
+        shm_give_back_pipes(shm, 0);
+        status = shm_reserve_memory(shm, link->out.pair->pipe, sizeof link->out.pair->pipe);
+    }
+    TRY(status);
     *(shm->last_pipe ? &shm->last_pipe->next_pipe : &shm->first_pipe) = link;
     shm->last_pipe = link;
     link->next_pipe = NULL;

@@ -52,6 +52,7 @@ static void callback_give_back(void *context, void *at, size_t bytes)
 {
     struct table *t = context;
     atomic_fetch_sub(&t->reserved_bytes, bytes);
+    if (t->reserves >= 0) t->reserves++;
     if (mprotect(at, bytes, PROT_NONE) == 0) return;
     perror("mprotect");
     _exit(1);

@@ -47,7 +47,7 @@ void ranks_mixed(int size, const int *host_of, unsigned seed, body *each);
    inaccessible until it is reserved. */
 enum { MOST_RANKS = 32 };
 struct table {
-    /* `reserves` more reservations succeed; -1: all. */
+    /* `reserves` more reservations succeed, and one more for each that is given back; -1: all. */
     int size, reserves;
     /* The pairs, pair_bytes each, by sender and receiver. */
     unsigned char *memory;

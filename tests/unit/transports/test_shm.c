@@ -75,6 +75,29 @@ static void test_idle_pipes_are_given_back(void **state)
     assert_int_equal(pipes_reserved(&t), MOST_RANKS - 1);
     table_close(&t);
 }
+static void send_byte(struct table *t, int from, int to)
+{
+    unsigned char byte = 1;
+    struct transfer out_x, in_x;
+    struct piece piece = whole(&byte, 1);
+    post(t, to, &in_x, from, false, &piece);
+    post(t, from, &out_x, to, true, &piece);
+    poll_all(t, 3);
+    assert_int_equal(in_x.state, TRANSFER_DONE);
+}
+static void test_idle_pipe_makes_room_when_memory_is_short(void **state)
+{
+    (void)state;
+    struct table t;
+    table_open(&t, 3, -1);
+    send_large(&t, 1);
+    send_byte(&t, 0, 2);
+    send_byte(&t, 2, 0);
+    t.reserves = 0;
+    send_large(&t, 2);
+    assert_int_equal(pipes_reserved(&t), 1);
+    table_close(&t);
+}
 /* Messages to all others are announced before any is received, so all pipes are needed at once. */
 static void test_pipes_under_way_are_kept(void **state)
 {
@@ -533,6 +556,7 @@ int test_shm(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_a_pair_without_messages_has_no_buffer),
         cmocka_unit_test(test_idle_pipes_are_given_back),
+        cmocka_unit_test(test_idle_pipe_makes_room_when_memory_is_short),
         cmocka_unit_test(test_pipes_under_way_are_kept),
         cmocka_unit_test(test_a_damaged_envelope_fails_all_transfers),
         cmocka_unit_test(test_damaged_counters_and_slots_fail_all_transfers),
