@@ -14,7 +14,7 @@ static struct fabric *known_fabrics;
 static void fabrics_lock_before_fork(void)
 {
     pthread_mutex_lock(&known_fabrics_lock);
-    for (struct fabric *fabric = known_fabrics; fabric; fabric = fabric->next) pthread_mutex_lock(&fabric->lock);
+    for (struct fabric *fabric = known_fabrics; fabric; fabric = fabric->next) fabric_lock(fabric);
 }
 static void fabrics_unlock_in_parent(void)
 {
@@ -54,7 +54,7 @@ void fabric_pause_unlocked(struct fabric *fabric)
 {
     pthread_mutex_unlock(&fabric->lock);
     nanosleep(&(struct timespec){ 0, 20000 }, NULL);
-    pthread_mutex_lock(&fabric->lock);
+    fabric_lock(fabric);
 }
 /* Stops the thread, disconnects all peers and frees the network's state. Called with the lock. */
 static void fabric_stop(struct fabric *fabric)
@@ -78,7 +78,7 @@ tutti_status fabric_open(struct fabric *fabric, const unsigned char process[16],
     const struct fabric_environment *environment, void *address, size_t *bytes)
 {
     fabric_register_for_fork(fabric);
-    pthread_mutex_lock(&fabric->lock);
+    fabric_lock(fabric);
     while (fabric->is_stopping) fabric_pause_unlocked(fabric);
     memcpy(fabric->process, process, sizeof fabric->process);
     tutti_status status = fabric->users ? TUTTI_OK : fabric_start(fabric, environment);
@@ -92,7 +92,7 @@ tutti_status fabric_open(struct fabric *fabric, const unsigned char process[16],
 }
 void fabric_close(struct fabric *fabric)
 {
-    pthread_mutex_lock(&fabric->lock);
+    fabric_lock(fabric);
     if (fabric->users > 0 && --fabric->users == 0) fabric_stop(fabric);
     pthread_mutex_unlock(&fabric->lock);
 }

@@ -190,7 +190,7 @@ struct fabric_thread {
     bool is_running, must_stop;
     /* An eventfd that wakes the thread. */
     int waker;
-    /* The number of ranks that wait for the lock of the fabric. */
+    /* The number of threads in fabric_lock that wait for the lock. */
     _Atomic int lock_waiters;
 };
 struct fabric {
@@ -238,6 +238,14 @@ struct fabric {
     /* The next fabric in the list of the fork handlers. */
     struct fabric *next;
 };
+/* Takes the lock of the fabric for any thread but its progress thread, which yields to those that wait here. */
+static inline void fabric_lock(struct fabric *fabric)
+{
+    if (!pthread_mutex_trylock(&fabric->lock)) return;
+    atomic_fetch_add(&fabric->thread.lock_waiters, 1);
+    pthread_mutex_lock(&fabric->lock);
+    atomic_fetch_sub(&fabric->thread.lock_waiters, 1);
+}
 #define FABRIC(table) { .operations = (table), .lock = PTHREAD_MUTEX_INITIALIZER }
 
 /* ---- for code that makes groups ---- */

@@ -10,11 +10,7 @@
 static struct fabric_transport *fabric_transport_lock(struct transport *base)
 {
     struct fabric_transport *transport = (struct fabric_transport *)base;
-    struct fabric *fabric = transport->fabric;
-    if (!pthread_mutex_trylock(&fabric->lock)) return transport;
-    atomic_fetch_add(&fabric->thread.lock_waiters, 1);
-    pthread_mutex_lock(&fabric->lock);
-    atomic_fetch_sub(&fabric->thread.lock_waiters, 1);
+    fabric_lock(transport->fabric);
     return transport;
 }
 static void fabric_transport_unlock(struct fabric_transport *transport)
@@ -346,7 +342,7 @@ tutti_status fabric_connect(struct fabric *fabric, struct router *router, const 
         .links = links
     };
     for (int r = 0; r < transport->size; r++) links[r].rank = r;
-    pthread_mutex_lock(&fabric->lock);
+    fabric_lock(fabric);
     /* Earlier breaks do not concern this group. */
     transport->seen_breaks = fabric->break_count;
     transport->next = fabric->transports;

@@ -52,8 +52,8 @@ static void fabric_thread_wait(struct fabric *fabric, bool waits_for_network)
     pthread_mutex_lock(&fabric->lock);
     if (both[0].revents) fabric_thread_drain_waker(fabric);
 }
-/* Releases the lock for a moment after an arrival, because more may follow. It yields only if a rank waits for the
-   lock: any other yield would give the core to another program, for some ms. */
+/* Releases the lock for a moment after an arrival, because more may follow. It yields only if another thread waits for
+   the lock: any other yield would give the core to another program, for some ms. */
 static void fabric_thread_yield_lock(struct fabric *fabric)
 {
     pthread_mutex_unlock(&fabric->lock);
