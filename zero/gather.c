@@ -13,6 +13,7 @@
 #include "backend/base/memory.h"
 #include "backend/base/status.h"
 #include "zero/topology.h"
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <time.h>
@@ -44,9 +45,11 @@ static tutti_status gatherer_move_pages(const struct gatherer *gatherer, int uni
     const struct gathered_unit *gathered = &gatherer->unit[unit];
     size_t slice = gatherer_slice_bytes(gatherer, unit), before = slice * (size_t)gatherer->partition->rank;
     size_t after = before + slice, bytes[] = { before, slice, gatherer_unit_bytes(gatherer, unit) - after };
-    char *flat = gathered->flat, *alias = gathered->buffer->alias;
+    char *flat = gathered->flat, *alias = gathered->buffer->alias, *memory = gathered->buffer->memory;
     char *at[] = { flat, flat + before, flat + after }, *from[] = { alias, gathered->slice, alias + after };
-    for (int i = 0; i < 3; i++) TRY(pages_move_range(back ? at[i] : from[i], back ? from[i] : at[i], bytes[i]));
+    char *shared[] = { memory, gathered->shared, memory + after };
+    for (int i = 0; i < 3; i++)
+        TRY(pages_move_range(shared[i], back ? at[i] : from[i], back ? from[i] : at[i], bytes[i]));
     return TUTTI_OK;
 }
 /* Gives the unit's flat array pages: those of a buffer, or new ones. */
@@ -99,7 +102,7 @@ static tutti_status gatherer_start_collective(struct gatherer *gatherer, int uni
     const struct unit_partition *u = &gatherer->partition->unit[unit];
     struct gathered_unit *gathered = &gatherer->unit[unit];
     void *into = gathered->buffer ? gathered->buffer->memory : gathered->flat;
-    if (!gathered->buffer || !gatherer->lengths)
+    if (!gathered->buffer)
         return tutti_all_gather(gathered->shared, into, u->slice, u->dtype, gatherer->comm, &gathered->request);
     for (int q = 0; q < gatherer->partition->ranks; q++) {
         gatherer->lengths[q] = q == gatherer->partition->rank ? 0 : u->slice;
@@ -229,7 +232,9 @@ tutti_status gatherer_close_units(struct gatherer *gatherer)
 {
     gatherer->keeps_whole = false;
     prefetcher_record(&gatherer->prefetcher, PREFETCH_STEP);
-    return gatherer_free_units(gatherer);
+    TRY(gatherer_free_units(gatherer));
+    gather_pool_end_step(&gatherer->pool);
+    return TUTTI_OK;
 }
 tutti_status gatherer_scatter_values(struct gatherer *gatherer)
 {
@@ -241,6 +246,50 @@ tutti_status gatherer_scatter_values(struct gatherer *gatherer)
     /* The report leaves out the memory of the first values. */
     if (!gatherer->prefetcher.count) gatherer->most_bytes = 0;
     return gatherer_close_units(gatherer);
+}
+
+/* ---- forked children ---- */
+static struct gatherer *gatherers;
+static pthread_mutex_t gatherers_lock = PTHREAD_MUTEX_INITIALIZER;
+static void gatherers_lock_before_fork(void) { pthread_mutex_lock(&gatherers_lock); }
+static void gatherers_unlock_in_parent(void) { pthread_mutex_unlock(&gatherers_lock); }
+/* A forked child has neither the buffers nor this rank's slices (memory_keep_out_of_children). Parameters that were
+   gathered then read as NaN there, as if they were not, instead of as what the child allocates next. */
+static void gatherers_fill_in_child(void)
+{
+    for (struct gatherer *gatherer = gatherers; gatherer; gatherer = gatherer->next) {
+        for (int u = 0; gatherer_has_unit(gatherer, u); u++) {
+            struct gathered_unit *gathered = &gatherer->unit[u];
+            if (gathered->flat) pages_fill_holes(&gatherer->pages, gathered->flat, gatherer_unit_bytes(gatherer, u));
+            if (gathered->slice != gathered->shared)
+                pages_fill_holes(&gatherer->pages, gathered->slice, gatherer_slice_bytes(gatherer, u));
+            if (gathered->buffer) gathered->buffer->alias = NULL;
+        }
+        for (struct gather_buffer *b = gatherer->pool.spare; b; b = b->next) b->alias = NULL;
+    }
+    pthread_mutex_unlock(&gatherers_lock);
+}
+static void gatherers_register_fork(void)
+{
+    pthread_atfork(gatherers_lock_before_fork, gatherers_unlock_in_parent, gatherers_fill_in_child);
+}
+static void gatherers_add(struct gatherer *gatherer)
+{
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    pthread_once(&once, gatherers_register_fork);
+    pthread_mutex_lock(&gatherers_lock);
+    gatherer->next = gatherers;
+    gatherers = gatherer;
+    pthread_mutex_unlock(&gatherers_lock);
+}
+/* Removes the gatherer from the list, if it is there. */
+static void gatherers_remove(const struct gatherer *gatherer)
+{
+    pthread_mutex_lock(&gatherers_lock);
+    struct gatherer **link = &gatherers;
+    while (*link && *link != gatherer) link = &(*link)->next;
+    if (*link) *link = gatherer->next;
+    pthread_mutex_unlock(&gatherers_lock);
 }
 
 /* ---- lifetime ---- */
@@ -259,7 +308,7 @@ static tutti_status gatherer_init_unit(struct gatherer *gatherer, int unit)
     gathered->is_gathered = true;
     return TUTTI_OK;
 }
-/* Allocates the arrays for gathers on one host. */
+/* Allocates the arrays for gathers into buffers. */
 static tutti_status gatherer_init_lengths(struct gatherer *gatherer)
 {
     size_t ranks = (size_t)gatherer->partition->ranks;
@@ -269,18 +318,18 @@ static tutti_status gatherer_init_lengths(struct gatherer *gatherer)
     gatherer->places = gatherer->starts + ranks;
     return TUTTI_OK;
 }
-/* Chooses how units are gathered: by moving pages if all ranks can. Collective. */
+/* Chooses how units are gathered: by moving pages if all ranks are on one host and can. Collective. Between hosts the
+   networks register memory, and do not notice that pages move. */
 static tutti_status gatherer_choose_way(struct gatherer *gatherer)
 {
     struct topology topology;
-    uint8_t can = gatherer->partition->ranks > 1 && pages_can_move();
     tutti_status status = topology_init(&topology, gatherer->comm);
-    bool is_one_host = topology.hosts == 1;
+    uint8_t can = topology.hosts == 1 && gatherer->partition->ranks > 1 && pages_can_move();
     topology_finish(&topology);
     TRY(status);
     TRY(tutti_all_reduce(&can, &can, 1, TUTTI_UINT8, TUTTI_MIN, gatherer->comm, NULL));
     gatherer->moves_pages = can;
-    return can && is_one_host ? gatherer_init_lengths(gatherer) : TUTTI_OK;
+    return can ? gatherer_init_lengths(gatherer) : TUTTI_OK;
 }
 tutti_status gatherer_init(struct gatherer *gatherer, const struct partition *partition, int prefetch,
     int64_t timeout_ms, tutti_comm *all, struct trace *trace)
@@ -300,6 +349,7 @@ tutti_status gatherer_init(struct gatherer *gatherer, const struct partition *pa
     TRY(tutti_comm_split(all, 0, partition->rank, &gatherer->comm));
     TRY(gatherer_choose_way(gatherer));
     for (int u = 0; u < partition->units; u++) TRY(gatherer_init_unit(gatherer, u));
+    if (gatherer->moves_pages) gatherers_add(gatherer);
     return TUTTI_OK;
 }
 void gatherer_await_until(struct gatherer *gatherer, int64_t until_ms)
@@ -312,6 +362,7 @@ void gatherer_await_until(struct gatherer *gatherer, int64_t until_ms)
 void gatherer_finish(struct gatherer *gatherer)
 {
     if (!gatherer->partition) return;
+    gatherers_remove(gatherer);
     /* Gathers use the memory below until this has ended them. */
     tutti_comm_destroy(gatherer->comm);
     for (int u = 0; gatherer_has_unit(gatherer, u); u++) {

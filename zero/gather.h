@@ -36,17 +36,18 @@ struct gathered_unit {
 };
 struct gatherer {
     const struct partition *partition;
+    /* The list of gatherers that move pages, for forked children. */
+    struct gatherer *next;
     tutti_comm *comm;
     struct trace *trace;
     struct pages pages;
-    /* True: units are gathered into buffers of the pool, whose pages move to the flat array and back. False: into the
-       pages of the flat array. Equal on all ranks. */
+    /* True: all ranks are on one host, and units are gathered into buffers of the pool, whose pages move to the flat
+       array and back. False: into the pages of the flat array. Equal on all ranks. */
     bool moves_pages;
     struct gather_pool pool;
-    /* If all ranks are on one host, a gather is an all-to-all without this rank's own part, which the flat array has
-       already. Its arrays, of one number for each rank: the elements that are sent and received, where they begin in
-       the slice, and where in the buffer. The gatherer owns `lengths`, an allocation with all three. NULL on several
-       hosts: there a gather is an all-gather, which sends a slice to each host once. */
+    /* A gather into a buffer is an all-to-all without this rank's own part, which the flat array has already. Its
+       arrays, of one number for each rank: the elements that are sent and received, where they begin in the slice, and
+       where in the buffer. The gatherer owns `lengths`, an allocation with all three. NULL without moves_pages. */
     size_t *lengths, *starts, *places;
     struct gathered_unit *unit;                                 /* [units], owned */
     struct prefetcher prefetcher;

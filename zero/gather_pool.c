@@ -68,7 +68,8 @@ tutti_status gather_pool_take(struct gather_pool *pool, size_t bytes, bool excee
 {
     struct gather_buffer *b = gather_pool_take_spare(pool, bytes);
     size_t needed = pool->used_bytes + (b ? b->bytes : bytes);
-    if (!exceeds) pool->limit_bytes = size_larger(pool->limit_bytes, needed);
+    if (!exceeds) pool->most_bytes = size_larger(pool->most_bytes, needed);
+    pool->limit_bytes = size_larger(pool->limit_bytes, pool->most_bytes);
     if (!b) {
         gather_pool_make_room(pool, bytes);
         TRY(gather_buffer_create(bytes, &b));
@@ -76,6 +77,12 @@ tutti_status gather_pool_take(struct gather_pool *pool, size_t bytes, bool excee
     pool->used_bytes += b->bytes;
     *out = b;
     return TUTTI_OK;
+}
+void gather_pool_end_step(struct gather_pool *pool)
+{
+    pool->limit_bytes = pool->most_bytes;
+    pool->most_bytes = pool->used_bytes;
+    gather_pool_make_room(pool, 0);
 }
 void gather_pool_return(struct gather_pool *pool, struct gather_buffer *b)
 {

@@ -11,15 +11,17 @@ struct gather_buffer {
     void *memory, *alias;
     size_t bytes;
 };
-/* Starts as zeros, and owns the list of spare buffers. The buffers together take at most limit_bytes, the most that was
-   in use at one time without `exceeds`. */
+/* Starts as zeros, and owns the list of spare buffers. The buffers together take at most limit_bytes: the most that was
+   in use at one time without `exceeds`, in this step (most_bytes) or in the one before. */
 struct gather_pool {
     struct gather_buffer *spare;
-    size_t used_bytes, spare_bytes, limit_bytes;
+    size_t used_bytes, spare_bytes, most_bytes, limit_bytes;
 };
 void gather_pool_finish(struct gather_pool *pool);
 /* Returns in *out an unused buffer of at least this size, or a new one. exceeds: the use does not raise the limit. */
 tutti_status gather_pool_take(struct gather_pool *pool, size_t bytes, bool exceeds, struct gather_buffer **out);
+/* Ends a step, and frees spare buffers that it did not need at one time. */
+void gather_pool_end_step(struct gather_pool *pool);
 /* Makes the buffer a spare one, or frees it if the limit is exceeded. */
 void gather_pool_return(struct gather_pool *pool, struct gather_buffer *buffer);
 void gather_buffer_free(struct gather_buffer *buffer);

@@ -19,6 +19,8 @@ void pages_release_range(void *at, size_t bytes);
 tutti_status pages_commit_range(void *at, size_t bytes);
 /* Frees the memory of the range, which then reads as NaN. Its addresses stay. */
 tutti_status pages_decommit_range(const struct pages *pages, void *at, size_t bytes);
+/* Maps NaNs to the parts of the range that have no mapping. For a forked child. */
+void pages_fill_holes(const struct pages *pages, void *at, size_t bytes);
 
 /* ---- shared memory (tutti_mem_alloc) at a second address ---- */
 /* Returns true if the kernel can move the pages of shared memory to other addresses as pages_move_range does: Linux
@@ -29,5 +31,6 @@ bool pages_can_move(void);
    pages_release_range releases it. */
 tutti_status pages_alias_range(void *memory, size_t bytes, const void *target, void **out);
 /* Moves the entries of the page table from one address range to the other, which needs no page fault and no copy. Both
-   ranges then map the shared memory of `from`; accesses through `from` fault it in again. */
-tutti_status pages_move_range(void *from, void *to, size_t bytes);
+   ranges then map the shared memory `memory`, as `from` did before; accesses through `from` fault it in again. If the
+   kernel refuses, `to` maps the memory without entries. */
+tutti_status pages_move_range(void *memory, void *from, void *to, size_t bytes);

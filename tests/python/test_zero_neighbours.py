@@ -127,7 +127,8 @@ def use_unit(model, optimizer):
 
 @pytest.mark.parametrize("options, call, text", [
     ({"stage": 2}, take_step, "operation [0-9]* of zero stage 2 of Network: "),
-    ({"hosts": "sharded"}, use_unit, "zero: unit blocks.1 was not gathered; .* operation [0-9]* of zero stage 3 of Net")])
+    ({"hosts": "sharded"}, use_unit,
+     "zero: unit blocks.1 was not gathered; .* operation [0-9]* of zero stage 3 of Net")])
 def test_names_of_groups_and_units(fresh, options, call, text):
     outcomes = fresh(2, timeout_s=1).outcomes(run_alone, options, call, text)
     assert not outcomes[0].failed, outcomes[0].trace

@@ -65,8 +65,8 @@ def commands(ranks):
         found["Open MPI"] = ["mpirun.openmpi", "--allow-run-as-root", "--oversubscribe", "--bind-to", "none",
                              "-np", str(ranks), program, str(ranks)]
     if ranks > len(os.sched_getaffinity(0)):
-        print("MPICH: left out, because its ranks poll without yielding their core: with 4 ranks on 2 cores a gather of "
-              "1 MiB took 32 s", file=sys.stderr)
+        print("MPICH: left out, because its ranks poll without yielding their core: with 4 ranks on 2 cores a gather "
+              "of 1 MiB took 32 s", file=sys.stderr)
     elif program := built.get("MPICH"):
         found["MPICH"] = ["mpirun.mpich", "-np", str(ranks), program, str(ranks)]
     return found

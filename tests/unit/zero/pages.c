@@ -34,9 +34,10 @@ tutti_status pages_alias_range(void *memory, size_t bytes, const void *target, v
     (void)memory, (void)bytes, (void)target, (void)out;
     return TUTTI_UNSUPPORTED;
 }
-tutti_status pages_move_range(void *from, void *to, size_t bytes)
+void pages_fill_holes(const struct pages *p, void *at, size_t bytes) { (void)p, (void)at, (void)bytes; }
+tutti_status pages_move_range(void *memory, void *from, void *to, size_t bytes)
 {
-    (void)from, (void)to, (void)bytes;
+    (void)memory, (void)from, (void)to, (void)bytes;
     return TUTTI_UNSUPPORTED;
 }
 void pages_release_range(void *at, size_t bytes)
