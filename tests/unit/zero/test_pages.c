@@ -5,7 +5,6 @@
 #include "tests/support/world.h"
 #include "zero/gather_pool.h"
 #include "zero/pages.h"
-#include <errno.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -14,6 +13,13 @@
 #include <unistd.h>
 
 enum { BYTES = 3 << 20, UNITS = 4, EACH = 256 << 10, FLOATS = EACH / (int)sizeof(float), STEPS = 10, COUNTED = 4 };
+/* Steps may fault in one page of so many that are gathered; fresh pages would fault in all. A sanitizer faults in memory
+   of its own. */
+#ifdef FEW
+enum { PAGES_PER_FAULT = 2 };
+#else
+enum { PAGES_PER_FAULT = 10 };
+#endif
 /* A kernel without moved pages gathers in another way. */
 static void skip_without_moves(void)
 {
@@ -70,21 +76,6 @@ static void test_pages_that_cannot_move_are_mapped_again(void **state)
     pages_release_range(alias, BYTES);
     assert_int_equal(tutti_mem_free(memory), TUTTI_OK);
     pages_finish(&pages);
-}
-static void test_child_does_not_have_the_alias(void **state)
-{
-    (void)state;
-    void *memory, *alias;
-    int exited;
-    skip_without_moves();
-    assert_int_equal(tutti_mem_alloc(&memory, BYTES), TUTTI_OK);
-    assert_int_equal(pages_alias_range(memory, BYTES, NULL, &alias), TUTTI_OK);
-    pid_t child = fork();
-    if (child == 0) _exit(msync(alias, BYTES, MS_ASYNC) == 0 || errno != ENOMEM);
-    assert_int_equal(waitpid(child, &exited, 0), child);
-    assert_int_equal(exited, 0);
-    pages_release_range(alias, BYTES);
-    assert_int_equal(tutti_mem_free(memory), TUTTI_OK);
 }
 
 /* ---- the pool ---- */
@@ -198,8 +189,8 @@ static void fault_in_nothing(struct rank *me)
     }
     world_meet(me);
     long faults = count_faults() - before;
-    if (faults > gathered / 10) fprintf(stderr, "%ld page faults while %ld pages were gathered\n", faults, gathered);
-    REQUIRE(faults <= gathered / 10);
+    if (faults > gathered / PAGES_PER_FAULT) fprintf(stderr, "%ld page faults while %ld pages were gathered\n", faults, gathered);
+    REQUIRE(faults <= gathered / PAGES_PER_FAULT);
     /* A block of whole units leaves no buffers behind that steps do not need. */
     REQUIRE(tutti_zero_keep(zero, true) == TUTTI_OK);
     for (int u = 0; u < UNITS; u++) require_values(zero, u, STEPS);
@@ -211,6 +202,10 @@ static void test_gathers_cause_no_page_faults(void **state)
 {
     (void)state;
     skip_without_moves();
+#ifdef __SANITIZE_THREAD__
+    /* The thread sanitizer forgets its record of a range, and faults it in again, whenever pages are mapped there. */
+    skip();
+#endif
     world_threads(2, NULL, fault_in_nothing, NULL);
     world_threads(3, NULL, fault_in_nothing, NULL);
 }
@@ -260,7 +255,6 @@ int test_pages(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_moved_pages_keep_their_contents),
         cmocka_unit_test(test_pages_that_cannot_move_are_mapped_again),
-        cmocka_unit_test(test_child_does_not_have_the_alias),
         cmocka_unit_test(test_pool_keeps_what_was_in_use_at_once),
         cmocka_unit_test(test_gathers_cause_no_page_faults),
         cmocka_unit_test(test_gathered_units_are_nan_in_a_child),
