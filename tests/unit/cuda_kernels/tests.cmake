@@ -1,0 +1,15 @@
+# The twin of the kernels for GPUs, which tests of other folders link too.
+tutti_helper(cuda_twin unit/cuda_kernels/twin.c ../kernels/cuda/names.c)
+target_link_libraries(cuda_twin PUBLIC fake_cuda)
+target_compile_options(cuda_twin PRIVATE -O1 -ffp-contract=off -fno-lto)
+tutti_units(unit_cuda_kernels kernels cuda_kernels cuda_reduce cuda_codes cuda_norm cuda_copy cuda_launches cuda_image)
+target_link_libraries(unit_cuda_kernels PRIVATE cuda_twin fake_cuda_children)
+set_target_properties(unit_cuda_kernels PROPERTIES ENABLE_EXPORTS ON)
+# The image is built first, which also checks that no kernel spills registers. Sanitizers would not change it.
+if(TARGET tutti_cuda AND NOT TUTTI_SANITIZE)
+  set_source_files_properties(unit/cuda_kernels/test_cuda_image.c PROPERTIES
+    COMPILE_DEFINITIONS "CUDA_IMAGE=\"$<TARGET_FILE:tutti_cuda>\"")
+  add_test(NAME build_cuda_image COMMAND ${CMAKE_COMMAND} --build ${CMAKE_BINARY_DIR} --target tutti_cuda)
+  set_tests_properties(build_cuda_image PROPERTIES FIXTURES_SETUP cuda_image TIMEOUT ${seconds})
+  set_tests_properties(test_cuda_image PROPERTIES FIXTURES_REQUIRED cuda_image)
+endif()
