@@ -189,7 +189,8 @@ static void fault_in_nothing(struct rank *me)
     }
     world_meet(me);
     long faults = count_faults() - before;
-    if (faults > gathered / PAGES_PER_FAULT) fprintf(stderr, "%ld page faults while %ld pages were gathered\n", faults, gathered);
+    if (faults > gathered / PAGES_PER_FAULT)
+        fprintf(stderr, "%ld page faults while %ld pages were gathered\n", faults, gathered);
     REQUIRE(faults <= gathered / PAGES_PER_FAULT);
     /* A block of whole units leaves no buffers behind that steps do not need. */
     REQUIRE(tutti_zero_keep(zero, true) == TUTTI_OK);
