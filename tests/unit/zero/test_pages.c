@@ -13,8 +13,8 @@
 #include <unistd.h>
 
 enum { BYTES = 3 << 20, UNITS = 4, EACH = 256 << 10, FLOATS = EACH / (int)sizeof(float), STEPS = 10, COUNTED = 4 };
-/* Steps may fault in one page of so many that are gathered; fresh pages would fault in all. A sanitizer faults in memory
-   of its own. */
+/* Steps may fault in one page of so many that are gathered; fresh pages would fault in all. A sanitizer faults in
+   memory of its own. */
 #ifdef FEW
 enum { PAGES_PER_FAULT = 2 };
 #else
