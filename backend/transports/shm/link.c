@@ -391,6 +391,10 @@ static void shm_link_deactivate(struct shm *shm, struct shm_link *link)
         if (shm->active[i] == link) shm->active[i--] = shm->active[--shm->active_count];
     link->is_active = false;
 }
+void shm_link_open_incoming(struct shm *shm, struct shm_link *link)
+{
+    if (shm_link_find_incoming(shm, link)) shm_link_settle(shm, link);
+}
 void shm_link_lose_peer(struct shm *shm, struct shm_link *link, tutti_status status)
 {
     shm_link_prepare(shm, link);

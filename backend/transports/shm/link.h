@@ -99,10 +99,12 @@ tutti_status shm_link_reserve_eager(struct shm *shm, struct shm_link *link);
 /* Allocates the pipe of the outgoing pair, unless that is done. It stays at least until all messages that are announced
    now are over. */
 tutti_status shm_link_reserve_pipe(struct shm *shm, struct shm_link *link);
-/* Opens the incoming side after the peer has opened its pair. */
-void shm_link_open_incoming(struct shm *shm, struct shm_link *link);
+/* Finds the incoming pair after the peer has opened it. Returns false if it is known already, or the peer is lost. */
+bool shm_link_find_incoming(struct shm *shm, struct shm_link *link);
 
 /* ---- the protocol, in link.c ---- */
+/* Opens the incoming side after the peer has opened its pair. */
+void shm_link_open_incoming(struct shm *shm, struct shm_link *link);
 /* Sends a message, or keeps it in a list until a later poll. */
 void shm_link_send(struct shm *shm, struct shm_link *link, struct transfer *send);
 /* Handles a receive that has met a message which this peer announced: asks for its bytes, or fails if the sizes

@@ -42,13 +42,13 @@ tutti_status shm_link_open_outgoing(struct shm *shm, struct shm_link *link)
     atomic_fetch_add_explicit(&doorbell->open_count, 1, memory_order_release);
     return TUTTI_OK;
 }
-void shm_link_open_incoming(struct shm *shm, struct shm_link *link)
+bool shm_link_find_incoming(struct shm *shm, struct shm_link *link)
 {
-    if (link->in.pair || link->is_lost) return;
+    if (link->in.pair || link->is_lost) return false;
     shm_link_prepare(shm, link);
     link->in.pair = shm_pair_between(shm, link->peer, shm->me);
     shm_link_activate(shm, link);
-    shm_link_settle(shm, link);
+    return true;
 }
 
 /* ---- the memory of the outgoing pair ---- */
