@@ -19,8 +19,6 @@
 #include <time.h>
 
 enum { NAP_NS = 50000 };
-/* tutti_mem_alloc gives this many bytes or more whole pages. */
-enum { WHOLE_PAGES_BYTES = 64 << 10 };
 
 static size_t gatherer_unit_bytes(const struct gatherer *gatherer, int unit)
 {

@@ -6,9 +6,6 @@
 #include "zero/pages.h"
 #include <stdlib.h>
 
-/* tutti_mem_alloc gives this many bytes or more whole pages. */
-enum { WHOLE_PAGES_BYTES = 64 << 10 };
-
 /* ---- buffers ---- */
 void gather_buffer_free(struct gather_buffer *b)
 {

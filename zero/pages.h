@@ -23,6 +23,8 @@ tutti_status pages_decommit_range(const struct pages *pages, void *at, size_t by
 void pages_fill_holes(const struct pages *pages, void *at, size_t bytes);
 
 /* ---- shared memory (tutti_mem_alloc) at a second address ---- */
+/* tutti_mem_alloc gives this many bytes or more whole pages. */
+enum { WHOLE_PAGES_BYTES = 64 << 10 };
 /* Returns true if the kernel can move the pages of shared memory to other addresses as pages_move_range does: Linux
    from 5.13 on, with pages of 4 KiB. */
 bool pages_can_move(void);

@@ -1,5 +1,5 @@
-/* What a test can set up and ask of the fake CUDA driver, besides the driver's own interface. A test that opens the
-   fake with dlopen finds these functions by dlsym. */
+/* The functions by which a test sets up and observes the fake CUDA driver, besides the driver's own interface. A test
+   that opens the fake with dlopen finds these functions by dlsym. */
 #pragma once
 #include "backend/devices/cuda_driver.h"
 #include <stdbool.h>

@@ -152,26 +152,27 @@ VISIBLE void *fake_cuda_write(struct fake_cuda_launch *launch, CUdeviceptr addre
 {
     return kernel_access(launch, address, bytes, true);
 }
+/* Finds the word that a kernel signals or awaits. Reports a kernel that may not access it, and returns false. */
+static bool kernel_find_word(struct fake_cuda_launch *launch, CUdeviceptr address, uint32_t value, bool writes,
+    struct word_access *out)
+{
+    bool found = !word_find(address, sizeof value, out);
+    if (found) out->value = value;
+    else illegal_report(launch->operation, address, sizeof value, writes);
+    return found;
+}
 /* After a signal the kernel's further accesses are later than it, so they need an epoch of their own. */
 VISIBLE void fake_cuda_signal(struct fake_cuda_launch *launch, CUdeviceptr address, uint32_t value)
 {
     struct word_access word;
-    if (word_find(address, sizeof value, &word)) {
-        illegal_report(launch->operation, address, sizeof value, true);
-        return;
-    }
-    word.value = value;
+    if (!kernel_find_word(launch, address, value, true, &word)) return;
     word_write(launch->operation->stream, &word);
     operation_next_epoch(launch->operation);
 }
 VISIBLE void fake_cuda_await(struct fake_cuda_launch *launch, CUdeviceptr address, uint32_t value)
 {
     struct word_access word;
-    if (word_find(address, sizeof value, &word)) {
-        illegal_report(launch->operation, address, sizeof value, false);
-        return;
-    }
-    word.value = value;
+    if (!kernel_find_word(launch, address, value, false, &word)) return;
     word.compare = CU_STREAM_WAIT_VALUE_GEQ;
     word_await(launch->operation->stream, &word);
 }

@@ -1,5 +1,5 @@
-/* What processes on one simulated machine share: streams' clocks, recorded points of streams, accesses to memory, and
-   words that streams wait for. Forked processes share the machine of their parent; others share one if
+/* The state that processes on one simulated machine share: streams' clocks, recorded points of streams, accesses to
+   memory, and words that streams wait for. Forked processes share the machine of their parent; others share one if
    FAKE_CUDA_MACHINE names the same file.
 
    Order is kept in vector clocks. A lane is a stream's entry in all clocks. Each operation of a stream gets the next
@@ -34,8 +34,8 @@ struct event_slot {
     uint64_t key;
 };
 enum access_state { ACCESS_UNUSED, ACCESS_PENDING, ACCESS_BEGUN, ACCESS_OVER };
-/* What one operation reads or writes: pending until its stream begins the operation, and over when that has ended.
-   `next` is another access of the operation; `before` and `after` are those of files with the same hash. */
+/* The bytes that one operation reads or writes: pending until its stream begins the operation, and over when that has
+   ended. `next` is another access of the operation; `before` and `after` are those of files with the same hash. */
 struct access {
     uint32_t state, lane, epoch, next, before, after;
     uint32_t writes;
@@ -58,8 +58,8 @@ struct machine {
     uint32_t ready, changes, next_point, next_access, next_word, next_lane;
     uint64_t next_key;
     pthread_mutex_t lock;
-    /* What has happened before anything that a host enqueues. All hosts have one clock, because the fake cannot see how
-       they synchronize. */
+    /* The clock of everything that has happened before whatever a host enqueues. All hosts have one clock, because the
+       fake cannot see how they synchronize. */
     struct clock hosts;
     struct lane lanes[LANES];
     struct event_slot events[EVENTS];

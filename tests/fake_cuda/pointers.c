@@ -1,4 +1,4 @@
-/* What the driver tells about an address. */
+/* The attributes of an address. */
 #include "tests/fake_cuda/calls.h"
 #include "tests/fake_cuda/memory.h"
 #include <string.h>

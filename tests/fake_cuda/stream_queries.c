@@ -1,52 +1,48 @@
-/* What a stream is, and functions of the host that it runs. */
+/* Queries of a stream, and functions of the host that it runs. */
 #include "tests/fake_cuda/calls.h"
 #include "tests/fake_cuda/streams.h"
 
+/* Finds the stream of a query whose answer goes to `out`. */
+static CUresult query_find_stream(CUstream handle, const void *out, CUstream *stream)
+{
+    CUresult result = stream_find(handle, stream);
+    return result || out ? result : CUDA_ERROR_INVALID_VALUE;
+}
 CUresult fake_cuStreamGetPriority(CUstream handle, int *out)
 {
     CUstream stream;
-    CUresult result = stream_find(handle, &stream);
-    if (result) return result;
-    if (!out) return CUDA_ERROR_INVALID_VALUE;
-    *out = stream->priority;
-    return CUDA_SUCCESS;
+    CUresult result = query_find_stream(handle, out, &stream);
+    if (!result) *out = stream->priority;
+    return result;
 }
 CUresult fake_cuStreamGetFlags(CUstream handle, unsigned *out)
 {
     CUstream stream;
-    CUresult result = stream_find(handle, &stream);
-    if (result) return result;
-    if (!out) return CUDA_ERROR_INVALID_VALUE;
-    *out = stream->flags;
-    return CUDA_SUCCESS;
+    CUresult result = query_find_stream(handle, out, &stream);
+    if (!result) *out = stream->flags;
+    return result;
 }
 CUresult fake_cuStreamGetCtx(CUstream handle, CUcontext *out)
 {
     CUstream stream;
-    CUresult result = stream_find(handle, &stream);
-    if (result) return result;
-    if (!out) return CUDA_ERROR_INVALID_VALUE;
-    *out = stream->context;
-    return CUDA_SUCCESS;
+    CUresult result = query_find_stream(handle, out, &stream);
+    if (!result) *out = stream->context;
+    return result;
 }
 CUresult fake_cuStreamGetId(CUstream handle, unsigned long long *out)
 {
     CUstream stream;
-    CUresult result = stream_find(handle, &stream);
-    if (result) return result;
-    if (!out) return CUDA_ERROR_INVALID_VALUE;
-    *out = stream->id;
-    return CUDA_SUCCESS;
+    CUresult result = query_find_stream(handle, out, &stream);
+    if (!result) *out = stream->id;
+    return result;
 }
 /* The fake has no capture yet. */
 CUresult fake_cuStreamIsCapturing(CUstream handle, CUstreamCaptureStatus *out)
 {
     CUstream stream;
-    CUresult result = stream_find(handle, &stream);
-    if (result) return result;
-    if (!out) return CUDA_ERROR_INVALID_VALUE;
-    *out = CU_STREAM_CAPTURE_STATUS_NONE;
-    return CUDA_SUCCESS;
+    CUresult result = query_find_stream(handle, out, &stream);
+    if (!result) *out = CU_STREAM_CAPTURE_STATUS_NONE;
+    return result;
 }
 
 struct host_function {

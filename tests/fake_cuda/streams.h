@@ -19,7 +19,7 @@ struct operation {
     uint32_t accesses, epoch;
     enum operation_kind kind;
     struct call_stack stack;
-    /* What the host knew when it enqueued the operation. */
+    /* The clock of the host when it enqueued the operation. */
     struct clock known;
 };
 struct CUstream_st {

@@ -11,8 +11,6 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 LONGEST_FILE, LONGEST_LINE, LONGEST_FUNCTION = 500, 120, 60
-# Files of these folders may have 600 lines.
-LONGER = ("tests/",)
 
 # The layers of backend/, from the lowest. A file may include files of its own layer and of those below; `below` limits
 # some layers further.
@@ -198,7 +196,7 @@ def imported_wrongly(name, text):
 
 def too_long(name, text):
     lines = text.splitlines()
-    if len(lines) > (600 if name.startswith(LONGER) else LONGEST_FILE):
+    if len(lines) > LONGEST_FILE:
         yield f"{name} has {len(lines)} lines"
     for number, line in enumerate(lines, 1):
         if len(line) > LONGEST_LINE:

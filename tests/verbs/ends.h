@@ -19,6 +19,8 @@ enum { END_ACCESS = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCES
 /* The index of a device's GID for IPv4 and RoCE v2. */
 enum { GID_INDEX = 3 };
 
+/* The setup of a test: resets the fake. */
+int fake_begin(void **state);
 /* Creates all objects of an end on that device. Its queue pair is not connected, and has room for `works` requests and
    receives. */
 void end_init(struct end *e, int device, enum ibv_qp_type type, uint32_t works);
@@ -42,6 +44,8 @@ int pair_state(struct ibv_qp *qp, enum ibv_qp_state state);
 /* Connects two queue pairs in state RESET. */
 void pairs_connect(struct ibv_qp *a, int device_a, struct ibv_qp *b, int device_b);
 
+/* Fills memory of the end with bytes that depend on `seed`. */
+void end_fill(struct end *e, size_t offset, size_t bytes, unsigned seed);
 /* Returns a piece of the end's memory. */
 struct ibv_sge sge_of(const struct end *e, size_t offset, size_t bytes);
 /* Returns a signalled request for `sge` (NULL: no bytes) and the peer's memory at `offset`. `id` is its wr_id and its

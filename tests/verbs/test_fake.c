@@ -1,20 +1,10 @@
 /* Tests of the fake without failures: messages of each kind, their order, inline bytes, unsignalled requests, room in
-   queues, channels, datagrams, devices, and counters. */
+   queues, devices, and counters. */
 #include "tests/support/unit.h"
 #include "tests/verbs/ends.h"
 #include <dlfcn.h>
 #include <errno.h>
-#include <fcntl.h>
-#include <poll.h>
-#include <pthread.h>
 #include <sys/mman.h>
-
-static int reset(void **state) { (void)state; fake_reset(); return 0; }
-/* Fills memory of the end with bytes that depend on `seed`. */
-static void fill(struct end *e, size_t offset, size_t bytes, unsigned seed)
-{
-    for (size_t i = 0; i < bytes; i++) e->memory[offset + i] = (unsigned char)((i + seed) * 7);
-}
 
 static void test_every_symbol_has_its_version(void **state)
 {
@@ -74,7 +64,7 @@ static void test_a_write_reaches_the_peer_without_its_help(void **state)
     (void)state;
     struct end e[2];
     ends_init(e, IBV_QPT_RC);
-    fill(&e[0], 100, 5000, 1);
+    end_fill(&e[0], 100, 5000, 1);
     struct ibv_sge sge = sge_of(&e[0], 100, 5000);
     struct ibv_send_wr wr = request(11, IBV_WR_RDMA_WRITE, &sge, &e[1], 300);
     assert_int_equal(post(e[0].qp, &wr), 0);
@@ -94,7 +84,7 @@ static void test_a_write_with_immediate_uses_up_a_receive(void **state)
     (void)state;
     struct end e[2];
     ends_init(e, IBV_QPT_RC);
-    fill(&e[0], 0, 64, 2);
+    end_fill(&e[0], 0, 64, 2);
     struct ibv_sge sge = sge_of(&e[0], 0, 64);
     struct ibv_send_wr wr = request(12, IBV_WR_RDMA_WRITE_WITH_IMM, &sge, &e[1], 64);
     assert_int_equal(post_receive(e[1].qp, 77, NULL), 0);
@@ -115,7 +105,7 @@ static void test_a_send_is_scattered_into_a_receive(void **state)
     (void)state;
     struct end e[2];
     ends_init(e, IBV_QPT_RC);
-    fill(&e[0], 0, 300, 3);
+    end_fill(&e[0], 0, 300, 3);
     struct ibv_sge from[2] = { sge_of(&e[0], 0, 100), sge_of(&e[0], 100, 200) };
     struct ibv_sge into[3] = { sge_of(&e[1], 0, 50), sge_of(&e[1], 1000, 130), sge_of(&e[1], 3000, 500) };
     struct ibv_recv_wr receive = { .wr_id = 5, .sg_list = into, .num_sge = 3 }, *bad;
@@ -140,7 +130,7 @@ static void test_a_read_fetches(void **state)
     struct end e[2];
     ends_init(e, IBV_QPT_RC);
     /* The wire moves so many bytes in several portions. */
-    fill(&e[1], 0, END_BYTES, 4);
+    end_fill(&e[1], 0, END_BYTES, 4);
     struct ibv_sge sge = sge_of(&e[0], 0, END_BYTES);
     struct ibv_send_wr wr = request(14, IBV_WR_RDMA_READ, &sge, &e[1], 0);
     assert_int_equal(post(e[0].qp, &wr), 0);
@@ -329,134 +319,6 @@ static void test_calls_fail_as_ordered(void **state)
     ends_finish(e);
 }
 
-/* ---- channels ---- */
-static bool readable(int descriptor, int ms) { return poll(&(struct pollfd){ descriptor, POLLIN, 0 }, 1, ms) == 1; }
-static void *acknowledge(void *cq)
-{
-    usleep(20000);
-    ibv_ack_cq_events(cq, 1);
-    return NULL;
-}
-static void test_an_armed_queue_sends_one_event(void **state)
-{
-    (void)state;
-    struct end e[2];
-    ends_init(e, IBV_QPT_RC);
-    struct ibv_send_wr wr = request(1, IBV_WR_RDMA_WRITE, NULL, &e[1], 0);
-    assert_int_equal(post(e[0].qp, &wr), 0);
-    completion(e[0].cq);
-    /* The queue was not armed. */
-    assert_false(readable(e[0].channel->fd, 20));
-    assert_int_equal(ibv_req_notify_cq(e[0].cq, 0), 0);
-    for (int i = 0; i < 2; i++) assert_int_equal(post(e[0].qp, &wr), 0);
-    assert_true(readable(e[0].channel->fd, 20000));
-    struct ibv_cq *cq;
-    void *context;
-    assert_int_equal(ibv_get_cq_event(e[0].channel, &cq, &context), 0);
-    assert_ptr_equal(cq, e[0].cq);
-    assert_ptr_equal(context, &e[0]);
-    for (int i = 0; i < 2; i++) completion(e[0].cq);
-    assert_int_equal(fake_count(FAKE_EVENTS), 1);
-    fcntl(e[0].channel->fd, F_SETFL, O_NONBLOCK);
-    assert_int_equal(ibv_get_cq_event(e[0].channel, &cq, &context), -1);
-    assert_int_equal(errno, EAGAIN);
-    /* ibv_destroy_cq has to wait until this thread has acknowledged the event. */
-    pthread_t thread;
-    assert_int_equal(pthread_create(&thread, NULL, acknowledge, e[0].cq), 0);
-    ends_finish(e);
-    pthread_join(thread, NULL);
-}
-static void test_only_solicited_completions_send_an_event(void **state)
-{
-    (void)state;
-    struct end e[2];
-    ends_init(e, IBV_QPT_RC);
-    for (uint64_t i = 0; i < 2; i++) assert_int_equal(post_receive(e[1].qp, i, NULL), 0);
-    assert_int_equal(ibv_req_notify_cq(e[1].cq, 1), 0);
-    struct ibv_send_wr wr = request(1, IBV_WR_RDMA_WRITE_WITH_IMM, NULL, &e[1], 0);
-    assert_int_equal(post(e[0].qp, &wr), 0);
-    completion(e[1].cq);
-    assert_false(readable(e[1].channel->fd, 20));
-    wr.send_flags |= IBV_SEND_SOLICITED;
-    assert_int_equal(post(e[0].qp, &wr), 0);
-    assert_true(readable(e[1].channel->fd, 20000));
-    for (int i = 0; i < 2; i++) completion(e[0].cq);
-    /* An event that was never taken is destroyed with its queue. */
-    ends_finish(e);
-}
-
-/* ---- datagrams ---- */
-static struct ibv_send_wr datagram(struct ibv_sge *sge, struct ibv_ah *ah, uint32_t qpn)
-{
-    struct ibv_send_wr wr = { .sg_list = sge, .num_sge = 1, .opcode = IBV_WR_SEND, .send_flags = IBV_SEND_SIGNALED };
-    wr.wr.ud.ah = ah;
-    wr.wr.ud.remote_qpn = qpn;
-    wr.wr.ud.remote_qkey = 0x1234;
-    return wr;
-}
-static void test_a_datagram_arrives_behind_a_route_header(void **state)
-{
-    (void)state;
-    struct end e[2];
-    ends_init(e, IBV_QPT_UD);
-    fill(&e[0], 0, 100, 6);
-    struct ibv_sge sge = sge_of(&e[0], 0, 100), into = sge_of(&e[1], 0, 140);
-    struct ibv_ah *ah = handle_to(&e[0], 1);
-    struct ibv_send_wr wr = datagram(&sge, ah, e[1].qp->qp_num);
-    assert_int_equal(post_receive(e[1].qp, 3, &into), 0);
-    assert_int_equal(post(e[0].qp, &wr), 0);
-    struct ibv_wc wc = completion(e[1].cq);
-    assert_int_equal(wc.wr_id, 3);
-    assert_int_equal(wc.byte_len, 140);
-    assert_int_equal(wc.src_qp, e[0].qp->qp_num);
-    assert_int_equal(wc.wc_flags, IBV_WC_GRH);
-    assert_memory_equal(e[1].memory + 40, e[0].memory, 100);
-    static const unsigned char addresses[8] = { 10, 0, 0, 1, 10, 0, 0, 2 };
-    assert_memory_equal(e[1].memory + 32, addresses, 8);
-    assert_int_equal(completion(e[0].cq).status, IBV_WC_SUCCESS);
-    ibv_destroy_ah(ah);
-    ends_finish(e);
-}
-/* Sends 20 datagrams with this Q_Key, to the queue pair whose number is `other_pair` above the receiver's, which has
-   posted `receives` receives. Returns how many arrived. */
-static uint64_t count_arrived_datagrams(const struct fake_faults *faults, uint32_t receives, uint32_t qkey,
-    uint32_t other_pair)
-{
-    struct end e[2];
-    ends_init(e, IBV_QPT_UD);
-    struct ibv_sge sge = sge_of(&e[0], 0, 8), into = sge_of(&e[1], 0, 48);
-    struct ibv_ah *ah = handle_to(&e[0], 1);
-    struct ibv_send_wr wr = datagram(&sge, ah, e[1].qp->qp_num + other_pair);
-    wr.wr.ud.remote_qkey = qkey;
-    uint64_t before = fake_count(FAKE_DATAGRAMS);
-    uint64_t all = before + fake_count(FAKE_DATAGRAMS_LOST) - fake_count(FAKE_DATAGRAMS_DOUBLED) + 20;
-    fake_set_faults(faults);
-    for (uint64_t i = 0; i < receives; i++) assert_int_equal(post_receive(e[1].qp, i, &into), 0);
-    for (int i = 0; i < 20; i++) {
-        assert_int_equal(post(e[0].qp, &wr), 0);
-        /* A sender does not notice that a datagram is lost. */
-        assert_int_equal(completion(e[0].cq).status, IBV_WC_SUCCESS);
-    }
-    while (fake_count(FAKE_DATAGRAMS) + fake_count(FAKE_DATAGRAMS_LOST) < all + fake_count(FAKE_DATAGRAMS_DOUBLED))
-        usleep(100);
-    ibv_destroy_ah(ah);
-    ends_finish(e);
-    return fake_count(FAKE_DATAGRAMS) - before;
-}
-static void test_datagrams_are_lost_and_doubled(void **state)
-{
-    (void)state;
-    struct fake_faults none = { 0 }, some = { .seed = 5, .drop = 500000 }, twice = { .duplicate = 1000000 };
-    assert_int_equal(count_arrived_datagrams(&none, 40, 0x1234, 0), 20);
-    /* Datagrams are lost without a receive, with a wrong Q_Key, and without a queue pair of that number. */
-    assert_int_equal(count_arrived_datagrams(&none, 5, 0x1234, 0), 5);
-    assert_int_equal(count_arrived_datagrams(&none, 40, 0x1235, 0), 0);
-    assert_int_equal(count_arrived_datagrams(&none, 40, 0x1234, 1), 0);
-    assert_in_range(count_arrived_datagrams(&some, 40, 0x1234, 0), 1, 19);
-    assert_int_equal(count_arrived_datagrams(&twice, 40, 0x1234, 0), 40);
-    assert_int_equal(fake_count(FAKE_DATAGRAMS_DOUBLED), 20);
-}
-
 /* ---- memory of a device ---- */
 static void test_a_peer_writes_into_a_registered_dmabuf(void **state)
 {
@@ -468,7 +330,7 @@ static void test_a_peer_writes_into_a_registered_dmabuf(void **state)
     unsigned char *seen = mmap(NULL, 8192, PROT_READ | PROT_WRITE, MAP_SHARED, descriptor, 0);
     struct ibv_mr *mr = ibv_reg_dmabuf_mr(e[1].pd, 4096, 4096, 1 << 20, descriptor, END_ACCESS);
     assert_non_null(mr);
-    fill(&e[0], 0, 16, 8);
+    end_fill(&e[0], 0, 16, 8);
     struct ibv_sge sge = sge_of(&e[0], 0, 16);
     struct ibv_send_wr wr = request(1, IBV_WR_RDMA_WRITE, &sge, &e[1], 0);
     wr.wr.rdma.remote_addr = (1 << 20) + 8;
@@ -498,53 +360,26 @@ static void test_objects_in_use_cannot_be_destroyed(void **state)
     assert_int_equal(ibv_destroy_comp_channel(e[0].channel), EBUSY);
     ends_finish(e);
 }
-/* Completions of a destroyed queue pair that were not polled vanish, or stay with limits.stale. */
-static void test_completions_of_a_destroyed_pair(void **state)
-{
-    (void)state;
-    for (int stale = 0; stale < 2; stale++) {
-        struct end e[2];
-        struct fake_limits limits = fake_limits();
-        limits.stale = stale;
-        fake_set_limits(&limits);
-        ends_init(e, IBV_QPT_RC);
-        struct ibv_send_wr wr = request(6, IBV_WR_RDMA_WRITE, NULL, &e[1], 0);
-        assert_int_equal(ibv_req_notify_cq(e[0].cq, 0), 0);
-        assert_int_equal(post(e[0].qp, &wr), 0);
-        assert_true(readable(e[0].channel->fd, 20000));
-        assert_int_equal(ibv_destroy_qp(e[0].qp), 0);
-        e[0].qp = NULL;
-        struct ibv_wc wc;
-        assert_int_equal(ibv_poll_cq(e[0].cq, 1, &wc), stale);
-        ends_finish(e);
-    }
-}
-
 unit_function test_fake;
 int test_fake(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup(test_every_symbol_has_its_version, reset),
-        cmocka_unit_test_setup(test_devices_and_addresses, reset),
-        cmocka_unit_test_setup(test_a_write_reaches_the_peer_without_its_help, reset),
-        cmocka_unit_test_setup(test_a_write_with_immediate_uses_up_a_receive, reset),
-        cmocka_unit_test_setup(test_a_send_is_scattered_into_a_receive, reset),
-        cmocka_unit_test_setup(test_a_read_fetches, reset),
-        cmocka_unit_test_setup(test_a_pair_may_be_connected_with_itself, reset),
-        cmocka_unit_test_setup(test_order_within_a_pair, reset),
-        cmocka_unit_test_setup(test_late_completions_of_two_pairs_change_places, reset),
-        cmocka_unit_test_setup(test_inline_bytes_are_copied_at_once, reset),
-        cmocka_unit_test_setup(test_a_list_is_one_doorbell, reset),
-        cmocka_unit_test_setup(test_unsignaled_requests_hold_their_room_until_a_poll, reset),
-        cmocka_unit_test_setup(test_a_full_receive_queue_refuses_receives, reset),
-        cmocka_unit_test_setup(test_calls_fail_as_ordered, reset),
-        cmocka_unit_test_setup(test_an_armed_queue_sends_one_event, reset),
-        cmocka_unit_test_setup(test_only_solicited_completions_send_an_event, reset),
-        cmocka_unit_test_setup(test_a_datagram_arrives_behind_a_route_header, reset),
-        cmocka_unit_test_setup(test_datagrams_are_lost_and_doubled, reset),
-        cmocka_unit_test_setup(test_a_peer_writes_into_a_registered_dmabuf, reset),
-        cmocka_unit_test_setup(test_objects_in_use_cannot_be_destroyed, reset),
-        cmocka_unit_test_setup(test_completions_of_a_destroyed_pair, reset),
+        cmocka_unit_test_setup(test_every_symbol_has_its_version, fake_begin),
+        cmocka_unit_test_setup(test_devices_and_addresses, fake_begin),
+        cmocka_unit_test_setup(test_a_write_reaches_the_peer_without_its_help, fake_begin),
+        cmocka_unit_test_setup(test_a_write_with_immediate_uses_up_a_receive, fake_begin),
+        cmocka_unit_test_setup(test_a_send_is_scattered_into_a_receive, fake_begin),
+        cmocka_unit_test_setup(test_a_read_fetches, fake_begin),
+        cmocka_unit_test_setup(test_a_pair_may_be_connected_with_itself, fake_begin),
+        cmocka_unit_test_setup(test_order_within_a_pair, fake_begin),
+        cmocka_unit_test_setup(test_late_completions_of_two_pairs_change_places, fake_begin),
+        cmocka_unit_test_setup(test_inline_bytes_are_copied_at_once, fake_begin),
+        cmocka_unit_test_setup(test_a_list_is_one_doorbell, fake_begin),
+        cmocka_unit_test_setup(test_unsignaled_requests_hold_their_room_until_a_poll, fake_begin),
+        cmocka_unit_test_setup(test_a_full_receive_queue_refuses_receives, fake_begin),
+        cmocka_unit_test_setup(test_calls_fail_as_ordered, fake_begin),
+        cmocka_unit_test_setup(test_a_peer_writes_into_a_registered_dmabuf, fake_begin),
+        cmocka_unit_test_setup(test_objects_in_use_cannot_be_destroyed, fake_begin),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

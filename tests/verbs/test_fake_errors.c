@@ -1,10 +1,8 @@
 /* Tests of the fake's failures: calls that are refused at once, every error of a completion and its effects on both
-   ends, flushing, events of ports and devices, and memory that must stay unchanged. */
+   ends, flushing, and memory that must stay unchanged. */
 #include "tests/support/unit.h"
 #include "tests/verbs/ends.h"
 #include <errno.h>
-
-static int reset(void **state) { (void)state; fake_reset(); return 0; }
 
 /* ---- states ---- */
 static void test_states_follow_each_other_in_order(void **state)
@@ -430,171 +428,28 @@ static void test_a_destroyed_pair_writes_no_memory(void **state)
     for (int i = 0; i < END_BYTES; i++) assert_int_equal(e[0].memory[i], 3);
     ends_finish(e);
 }
-
-/* ---- datagrams ---- */
-static void test_a_failed_datagram_stops_sending_only(void **state)
-{
-    (void)state;
-    struct end e[2];
-    ends_init(e, IBV_QPT_UD);
-    struct ibv_ah *ah[2] = { handle_to(&e[0], 1), handle_to(&e[1], 0) };
-    struct ibv_sge sge = sge_of(&e[0], 0, 1025), reply = sge_of(&e[1], 0, 8), into = sge_of(&e[0], 0, 48);
-    struct ibv_send_wr wr = { .wr_id = 1, .sg_list = &sge, .num_sge = 1, .opcode = IBV_WR_SEND };
-    wr.wr.ud.ah = ah[0];
-    wr.wr.ud.remote_qpn = e[1].qp->qp_num;
-    wr.wr.ud.remote_qkey = 0x1234;
-    assert_int_equal(post(e[0].qp, &wr), 0);
-    assert_int_equal(completion(e[0].cq).status, IBV_WC_LOC_LEN_ERR);
-    assert_int_equal(fake_pair_state(e[0].qp->qp_num), IBV_QPS_SQE);
-    sge.length = 8;
-    assert_int_equal(post(e[0].qp, &wr), 0);
-    assert_int_equal(completion(e[0].cq).status, IBV_WC_WR_FLUSH_ERR);
-    assert_int_equal(post_receive(e[0].qp, 2, &into), 0);
-    wr.sg_list = &reply;
-    wr.wr.ud.ah = ah[1];
-    wr.wr.ud.remote_qpn = e[0].qp->qp_num;
-    assert_int_equal(post(e[1].qp, &wr), 0);
-    assert_int_equal(completion(e[0].cq).wr_id, 2);
-    assert_int_equal(pair_state(e[0].qp, IBV_QPS_RTS), 0);
-    wr.sg_list = &sge;
-    wr.wr.ud.ah = ah[0];
-    wr.send_flags = IBV_SEND_SIGNALED;
-    assert_int_equal(post(e[0].qp, &wr), 0);
-    assert_int_equal(completion(e[0].cq).status, IBV_WC_SUCCESS);
-    wr.opcode = IBV_WR_RDMA_WRITE;
-    assert_int_equal(post(e[0].qp, &wr), EINVAL);
-    for (int i = 0; i < 2; i++) ibv_destroy_ah(ah[i]);
-    ends_finish(e);
-}
-
-/* ---- events ---- */
-static void test_a_retry_succeeds_when_the_port_is_up_again(void **state)
-{
-    (void)state;
-    struct fake_limits l = fake_limits();
-    l.retry_us = 1000000;
-    fake_set_limits(&l);
-    struct end e[2];
-    struct ibv_port_attr port;
-    ends_init(e, IBV_QPT_RC);
-    fake_set_port(1, false);
-    assert_int_equal(async_event(&e[1]), IBV_EVENT_PORT_ERR);
-    assert_int_equal(ibv_query_port(e[1].context, 1, &port), 0);
-    assert_int_equal(port.state, IBV_PORT_DOWN);
-    struct ibv_send_wr wr = request(1, IBV_WR_RDMA_WRITE, NULL, &e[1], 0);
-    assert_int_equal(post(e[0].qp, &wr), 0);
-    no_completion(e[0].cq);
-    fake_set_port(1, true);
-    assert_int_equal(async_event(&e[1]), IBV_EVENT_PORT_ACTIVE);
-    assert_int_equal(completion(e[0].cq).status, IBV_WC_SUCCESS);
-    ends_finish(e);
-}
-static void test_objects_of_a_broken_device_can_only_be_destroyed(void **state)
-{
-    (void)state;
-    struct end e[2];
-    ends_init(e, IBV_QPT_RC);
-    assert_int_equal(post_receive(e[0].qp, 4, NULL), 0);
-    fake_break_device(0);
-    assert_int_equal(async_event(&e[0]), IBV_EVENT_DEVICE_FATAL);
-    assert_int_equal(completion(e[0].cq).status, IBV_WC_WR_FLUSH_ERR);
-    assert_null(ibv_reg_mr(e[0].pd, e[0].memory, 8, 0));
-    assert_int_equal(errno, EIO);
-    ends_finish(e);
-}
-static void test_a_broken_pair_flushes_its_receives(void **state)
-{
-    (void)state;
-    struct end e[2];
-    ends_init(e, IBV_QPT_RC);
-    assert_int_equal(post_receive(e[0].qp, 4, NULL), 0);
-    fake_break_pair(e[0].qp->qp_num);
-    assert_int_equal(async_event(&e[0]), IBV_EVENT_QP_FATAL);
-    assert_int_equal(completion(e[0].cq).status, IBV_WC_WR_FLUSH_ERR);
-    ends_finish(e);
-}
-static void test_an_overrun_completion_queue_fails_its_pairs(void **state)
-{
-    (void)state;
-    struct end e[2];
-    struct ibv_qp *qp[2];
-    struct ibv_cq *small = small_queue_begin(e, qp, 2);
-    struct ibv_send_wr wr = request(1, IBV_WR_RDMA_WRITE, NULL, &e[1], 0);
-    for (int i = 0; i < 3; i++) assert_int_equal(post(qp[0], &wr), 0);
-    assert_int_equal(async_event(&e[0]), IBV_EVENT_CQ_ERR);
-    assert_int_equal(async_event(&e[0]), IBV_EVENT_QP_FATAL);
-    await_state(qp[0], IBV_QPS_ERR);
-    /* This queue pair reports to another completion queue. */
-    assert_int_equal(fake_pair_state(e[0].qp->qp_num), IBV_QPS_RTS);
-    small_queue_finish(e, qp, small);
-}
-static void test_a_resized_completion_queue_keeps_its_completions(void **state)
-{
-    (void)state;
-    struct end e[2];
-    struct ibv_qp *qp[2];
-    struct ibv_cq *small = small_queue_begin(e, qp, 3);
-    for (uint64_t i = 1; i <= 7; i++) {
-        struct ibv_send_wr wr = request(i, IBV_WR_RDMA_WRITE, NULL, &e[1], 0);
-        assert_int_equal(post(qp[0], &wr), 0);
-        /* After this poll the oldest completion is not in the first slot of the queue. */
-        if (i == 1) assert_int_equal(completion(small).wr_id, 1);
-        if (i != 3) continue;
-        usleep(20000);
-        assert_int_equal(ibv_resize_cq(small, 1), EINVAL);
-        assert_int_equal(ibv_resize_cq(small, 8), 0);
-        assert_int_equal(small->cqe, 8);
-    }
-    for (uint64_t i = 2; i <= 7; i++) assert_int_equal(completion(small).wr_id, i);
-    small_queue_finish(e, qp, small);
-}
-static void test_the_first_message_to_a_pair_in_rtr_sends_an_event(void **state)
-{
-    (void)state;
-    struct end e[2];
-    for (int i = 0; i < 2; i++) end_init(&e[i], i, IBV_QPT_RC, END_WORKS);
-    struct ibv_qp_attr to[2] = { path_to(1, e[1].qp->qp_num), path_to(0, e[0].qp->qp_num) };
-    for (int i = 0; i < 2; i++) {
-        pair_init(e[i].qp, END_ACCESS);
-        assert_int_equal(pair_receive(e[i].qp, to[i]), 0);
-    }
-    assert_int_equal(pair_send(e[0].qp, to[0]), 0);
-    struct ibv_send_wr wr = request(1, IBV_WR_RDMA_WRITE, NULL, &e[1], 0);
-    assert_int_equal(post(e[0].qp, &wr), 0);
-    assert_int_equal(completion(e[0].cq).status, IBV_WC_SUCCESS);
-    assert_int_equal(async_event(&e[1]), IBV_EVENT_COMM_EST);
-    ends_finish(e);
-}
-
 unit_function test_fake_errors;
 int test_fake_errors(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup(test_states_follow_each_other_in_order, reset),
-        cmocka_unit_test_setup(test_wrong_attributes_are_refused, reset),
-        cmocka_unit_test_setup(test_objects_that_cannot_be_created, reset),
-        cmocka_unit_test_setup(test_remote_access_errors_fail_both_ends, reset),
-        cmocka_unit_test_setup(test_local_protection_errors_fail_the_sender_alone, reset),
-        cmocka_unit_test_setup(test_an_unsuitable_receive_fails_both_ends, reset),
-        cmocka_unit_test_setup(test_reads_that_are_not_permitted_fail, reset),
-        cmocka_unit_test_setup(test_a_message_that_is_too_long_fails, reset),
-        cmocka_unit_test_setup(test_a_missing_receive_fails_after_the_retries, reset),
-        cmocka_unit_test_setup(test_a_message_waits_for_a_late_receive, reset),
-        cmocka_unit_test_setup(test_a_peer_that_is_gone_does_not_answer, reset),
-        cmocka_unit_test_setup(test_a_retry_reaches_a_peer_that_was_unplugged, reset),
-        cmocka_unit_test_setup(test_ends_that_do_not_match_get_no_answer, reset),
-        cmocka_unit_test_setup(test_different_mtus_fail_longer_messages, reset),
-        cmocka_unit_test_setup(test_every_status_can_be_ordered, reset),
-        cmocka_unit_test_setup(test_a_receive_fails_as_ordered, reset),
-        cmocka_unit_test_setup(test_deregistered_memory_is_not_read, reset),
-        cmocka_unit_test_setup(test_a_destroyed_pair_writes_no_memory, reset),
-        cmocka_unit_test_setup(test_a_failed_datagram_stops_sending_only, reset),
-        cmocka_unit_test_setup(test_a_retry_succeeds_when_the_port_is_up_again, reset),
-        cmocka_unit_test_setup(test_objects_of_a_broken_device_can_only_be_destroyed, reset),
-        cmocka_unit_test_setup(test_a_broken_pair_flushes_its_receives, reset),
-        cmocka_unit_test_setup(test_an_overrun_completion_queue_fails_its_pairs, reset),
-        cmocka_unit_test_setup(test_a_resized_completion_queue_keeps_its_completions, reset),
-        cmocka_unit_test_setup(test_the_first_message_to_a_pair_in_rtr_sends_an_event, reset),
+        cmocka_unit_test_setup(test_states_follow_each_other_in_order, fake_begin),
+        cmocka_unit_test_setup(test_wrong_attributes_are_refused, fake_begin),
+        cmocka_unit_test_setup(test_objects_that_cannot_be_created, fake_begin),
+        cmocka_unit_test_setup(test_remote_access_errors_fail_both_ends, fake_begin),
+        cmocka_unit_test_setup(test_local_protection_errors_fail_the_sender_alone, fake_begin),
+        cmocka_unit_test_setup(test_an_unsuitable_receive_fails_both_ends, fake_begin),
+        cmocka_unit_test_setup(test_reads_that_are_not_permitted_fail, fake_begin),
+        cmocka_unit_test_setup(test_a_message_that_is_too_long_fails, fake_begin),
+        cmocka_unit_test_setup(test_a_missing_receive_fails_after_the_retries, fake_begin),
+        cmocka_unit_test_setup(test_a_message_waits_for_a_late_receive, fake_begin),
+        cmocka_unit_test_setup(test_a_peer_that_is_gone_does_not_answer, fake_begin),
+        cmocka_unit_test_setup(test_a_retry_reaches_a_peer_that_was_unplugged, fake_begin),
+        cmocka_unit_test_setup(test_ends_that_do_not_match_get_no_answer, fake_begin),
+        cmocka_unit_test_setup(test_different_mtus_fail_longer_messages, fake_begin),
+        cmocka_unit_test_setup(test_every_status_can_be_ordered, fake_begin),
+        cmocka_unit_test_setup(test_a_receive_fails_as_ordered, fake_begin),
+        cmocka_unit_test_setup(test_deregistered_memory_is_not_read, fake_begin),
+        cmocka_unit_test_setup(test_a_destroyed_pair_writes_no_memory, fake_begin),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -9,7 +9,7 @@ set_target_properties(fake_verbs PROPERTIES C_VISIBILITY_PRESET default OUTPUT_N
   LINK_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/verbs/fake_verbs.map)
 tutti_helper(fake_verbs_ends verbs/ends.c)
 target_link_libraries(fake_verbs_ends PUBLIC fake_verbs)
-tutti_units(unit_fake_verbs base ../verbs fake fake_errors fake_shared fake_storm)
+tutti_units(unit_fake_verbs base ../verbs fake fake_errors fake_events fake_shared fake_storm)
 target_link_libraries(unit_fake_verbs PRIVATE fake_verbs_ends)
 # This is a program of its own, because it starts itself for each wrong use of memory, which the thread sanitizer must
 # find.

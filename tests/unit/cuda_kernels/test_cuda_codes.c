@@ -9,7 +9,7 @@
 enum { CODES = 1 << 16, ROUNDS = 24, BLOCKS = 4 };
 static _Alignas(16) char left[CODES * 2], right[CODES * 2], result[CODES * 2], expected[CODES * 2];
 
-static void compare(tutti_dtype dtype, const char *what, int number)
+static void codes_compare(tutti_dtype dtype, const char *what, int number)
 {
     if (memcmp(result, expected, CODES * bytes_of(dtype)) == 0) return;
     for (size_t i = 0; i < CODES; i++) {
@@ -27,7 +27,7 @@ static void compare_ops(tutti_dtype dtype)
         void *to[] = { expected };
         reduce_find(dtype, op)(to, 1, r.from, 2, CODES, r.divisor);
         assert_true(twin_run(cuda_reduce_name(dtype, op), &r, BLOCKS, 1));
-        compare(dtype, "op", (int)op);
+        codes_compare(dtype, "op", (int)op);
     }
 }
 static void test_all_pairs_of_8_bits(void **state)
@@ -70,7 +70,7 @@ static void test_all_roundings(void **state)
             struct cuda_scale s = { result, left, CODES, factor };
             scale_find(dtype)(expected, left, CODES, factor);
             assert_true(twin_run(cuda_scale_name(dtype), &s, BLOCKS, 1));
-            compare(dtype, "factor of round", round);
+            codes_compare(dtype, "factor of round", round);
         }
     }
 }

@@ -15,7 +15,7 @@ static void row_fill(char *row, size_t columns, tutti_dtype dtype)
     for (size_t i = 0; i < columns; i++) write_code(row, i, dtype, ordinary_code(dtype));
     if (random_bits() % 4 == 0) write_code(row, random_bits() % columns, dtype, special_code(dtype));
 }
-static void compare(tutti_dtype dtype, const struct norm *n, bool has_residual, unsigned blocks)
+static void norms_compare(tutti_dtype dtype, const struct norm *n, bool has_residual, unsigned blocks)
 {
     const size_t row = n->columns * bytes_of(dtype);
     char *at[ARRAYS], *should[ARRAYS];
@@ -43,7 +43,7 @@ static void test_rows_are_those_of_the_host(void **state)
                 struct norm n = { form & 1, 1e-5f, columns[c], form & 2 ? weight : NULL, form & 4 ? bias : NULL };
                 row_fill(weight, columns[c], dtype);
                 row_fill(bias, columns[c], dtype);
-                compare(dtype, &n, form & 8, form & 16 ? 1 : 3);
+                norms_compare(dtype, &n, form & 8, form & 16 ? 1 : 3);
             }
         }
     }

@@ -9,8 +9,8 @@
 #include <unistd.h>
 
 enum { COUNT = 1 << 18, FIRST_SLOW = 100, MOST_CALLS = 2000, SETTLED = 8, SLOW_NS = 3000000 };
-/* What a rank has run. `alike` is the number of its last calls that ran the same choice, whose code is `code`. `slow`
-   is the code of the slow choice once `slow_from`, the number of its first slow call, is set. */
+/* The choices that a rank has run. `alike` is the number of its last calls that ran the same choice, whose code is
+   `code`. `slow` is the code of the slow choice once `slow_from`, the number of its first slow call, is set. */
 struct history { int calls, alike, slow_from; uint32_t code, slow; };
 static struct history histories[2];
 

@@ -13,7 +13,7 @@ typedef void child_body(int peer);
 int child_run(child_body *body, const char *settings);
 /* Runs two bodies in two processes. Returns the first status that is not 0. */
 int children_run(child_body *first, child_body *second, const char *settings);
-/* What the last child, or both, wrote to standard error. */
+/* The text that the last child, or both, wrote to standard error. */
 extern char child_said[1 << 16];
 /* Asserts that the bodies of one or two children end well, and prints what they said otherwise. */
 void assert_child(child_body *body, const char *settings);

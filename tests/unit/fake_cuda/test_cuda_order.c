@@ -9,7 +9,7 @@ static CUstream first, second;
 static CUdeviceptr memory;
 static char *pinned;
 
-static void setup(void)
+static void order_set_up(void)
 {
     device_use(0);
     first = stream_new();
@@ -30,7 +30,7 @@ static void device_wait(void) { expect_success(cuCtxSynchronize()); }
 static void read_without_event(int peer)
 {
     (void)peer;
-    setup();
+    order_set_up();
     plant_first();
     plant_second();
     device_wait();
@@ -58,7 +58,7 @@ static void test_a_report_ends_the_process_as_the_setting_says(void **state)
 static void read_before_write(int peer)
 {
     (void)peer;
-    setup();
+    order_set_up();
     plant_second();
     plant_first();
     device_wait();
@@ -67,7 +67,7 @@ static void event_of_wrong_stream(int peer)
 {
     (void)peer;
     CUevent event;
-    setup();
+    order_set_up();
     expect_success(cuEventCreate(&event, CU_EVENT_DISABLE_TIMING));
     plant_first();
     expect_success(cuEventRecord(event, second));
@@ -79,7 +79,7 @@ static void event_recorded_too_early(int peer)
 {
     (void)peer;
     CUevent event;
-    setup();
+    order_set_up();
     expect_success(cuEventCreate(&event, CU_EVENT_DISABLE_TIMING));
     expect_success(cuEventRecord(event, first));
     plant_first();
@@ -91,7 +91,7 @@ static void blocking_copy_beside_stream(int peer)
 {
     (void)peer;
     uint32_t word;
-    setup();
+    order_set_up();
     plant_first();
     expect_success(cuMemcpyDtoH_v2(&word, memory, 4));
     device_wait();
@@ -99,7 +99,7 @@ static void blocking_copy_beside_stream(int peer)
 static void two_copies_in_host_memory(int peer)
 {
     (void)peer;
-    setup();
+    order_set_up();
     CUdeviceptr other = memory_new(BYTES);
     expect_success(cuMemcpyDtoHAsync_v2(pinned, memory, BYTES, first));
     expect_success(cuMemcpyHtoDAsync_v2(other, pinned + 8, 8, second));
@@ -108,7 +108,7 @@ static void two_copies_in_host_memory(int peer)
 static void wait_for_word_of_another_round(int peer)
 {
     (void)peer;
-    setup();
+    order_set_up();
     uint64_t *word = host_new(8);
     expect_success(cuStreamWriteValue64_v2(first, (uintptr_t)word, 1, 0));
     plant_first();
@@ -126,7 +126,7 @@ static void copy_beside_kernel(int peer)
     (void)peer;
     CUmodule module;
     CUfunction function;
-    setup();
+    order_set_up();
     fake_cuda_register_kernel(&(struct fake_cuda_kernel){ "fill", kernel_fill, { 0 } });
     expect_success(cuModuleLoadData(&module, "image"));
     expect_success(cuModuleGetFunction(&function, module, "fill"));
@@ -160,7 +160,7 @@ static void *gate_open(void *gate)
 static void free_in_use(CUresult (*release)(void))
 {
     pthread_t thread;
-    setup();
+    order_set_up();
     uint32_t *gate = host_new(8);
     gate_hold(gate);
     expect_success(cuMemcpyDtoHAsync_v2(pinned, memory, 64, first));
@@ -246,7 +246,7 @@ static void right_by_host_function(void)
 static void right_programs(int peer)
 {
     (void)peer;
-    setup();
+    order_set_up();
     right_by_events();
     right_by_words();
     right_by_host();
@@ -272,7 +272,7 @@ static void test_right_programs_are_not_reported(void **state)
 static void right_without_host(int peer)
 {
     (void)peer;
-    setup();
+    order_set_up();
     right_by_words();
 }
 static void test_words_order_streams_without_a_host(void **state)

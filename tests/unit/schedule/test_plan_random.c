@@ -21,7 +21,7 @@ struct events {
     uint64_t random;
     int scratch[MOST_RANKS];
 };
-static int pick(struct events *e, int n) { return (int)(xorshift_next(&e->random) >> 20 & 0xffff) % n; }
+static int events_pick(struct events *e, int n) { return (int)(xorshift_next(&e->random) >> 20 & 0xffff) % n; }
 static struct span scratch(struct events *e, int rank) { return span_of_chunk(rank, SCRATCH, e->scratch[rank]++); }
 static bool neighbours(const struct events *e, int a, int b)
 {
@@ -31,7 +31,8 @@ static bool neighbours(const struct events *e, int a, int b)
 static int near(struct events *e, int rank)
 {
     int host = layout_host(e->s->layout, rank);
-    return pick(e, 3) ? rank : layout_rank(e->s->layout, host, pick(e, layout_host_size(e->s->layout, host)));
+    return events_pick(e, 3) ? rank
+                             : layout_rank(e->s->layout, host, events_pick(e, layout_host_size(e->s->layout, host)));
 }
 static void message(struct events *e, int sender, struct span from, struct span into)
 {
@@ -42,7 +43,7 @@ static void message(struct events *e, int sender, struct span from, struct span 
 static struct span bring(struct events *e, struct span from, int rank)
 {
     int sender = near(e, from.rank);
-    if (from.rank == rank || sender == rank || (neighbours(e, from.rank, rank) && pick(e, 2))) return from;
+    if (from.rank == rank || sender == rank || (neighbours(e, from.rank, rank) && events_pick(e, 2))) return from;
     struct span received = scratch(e, rank);
     message(e, sender, from, received);
     return received;
@@ -52,7 +53,7 @@ static struct span merge(struct events *e, struct span a, struct span b, int pie
 {
     int rank = a.rank;
     struct span other = bring(e, b, rank),
-                into = last && pick(e, 2) ? span_of_chunk(rank, OUTPUT, piece) : scratch(e, rank);
+                into = last && events_pick(e, 2) ? span_of_chunk(rank, OUTPUT, piece) : scratch(e, rank);
     if (e->s->rank != rank) return into;
     step_copy(e->s, into, a);
     step_reduce(e->s, into, other);
@@ -60,7 +61,7 @@ static struct span merge(struct events *e, struct span a, struct span b, int pie
 }
 static void pass_on(struct events *e, struct span from, struct span to)
 {
-    int way = pick(e, 3), sender = near(e, from.rank);
+    int way = events_pick(e, 3), sender = near(e, from.rank);
     bool host = neighbours(e, from.rank, to.rank);
     if ((host && way == 0) || sender == to.rank) {
         if (e->s->rank == to.rank) step_copy(e->s, to, from);
@@ -74,8 +75,8 @@ static void spread(struct events *e, struct span total, int piece)
     int holders[MOST_RANKS] = { total.rank }, have = 1, size = e->s->size;
     struct span out = span_of_chunk(total.rank, OUTPUT, piece);
     if (total.buffer != OUTPUT && e->s->rank == total.rank) step_copy(e->s, out, total);
-    for (int hop = 1, way = pick(e, 2) ? 1 : size - 1; hop < size; hop++) {
-        int to = (total.rank + hop * way) % size, from = holders[pick(e, have)];
+    for (int hop = 1, way = events_pick(e, 2) ? 1 : size - 1; hop < size; hop++) {
+        int to = (total.rank + hop * way) % size, from = holders[events_pick(e, have)];
         pass_on(e, span_of_chunk(from, OUTPUT, piece), span_of_chunk(to, OUTPUT, piece));
         holders[have++] = to;
     }
@@ -83,13 +84,13 @@ static void spread(struct events *e, struct span total, int piece)
 static void allreduce_random(struct schedule *s)
 {
     struct events e = { .s = s, .random = seed };
-    int pieces = 1 + pick(&e, 3);
+    int pieces = 1 + events_pick(&e, 3);
     schedule_cut(s, pieces);
     for (int piece = 0; piece < pieces; piece++) {
         struct span parts[MOST_RANKS];
         for (int r = 0; r < s->size; r++) parts[r] = span_of_chunk(r, INPUT, piece);
         for (int left = s->size; left > 1; left--) {
-            int a = pick(&e, left), b = (a + 1 + pick(&e, left - 1)) % left;
+            int a = events_pick(&e, left), b = (a + 1 + events_pick(&e, left - 1)) % left;
             parts[a] = merge(&e, parts[a], parts[b], piece, left == 2);
             parts[b] = parts[left - 1];
             if (a == left - 1) parts[b] = parts[a];

@@ -184,6 +184,23 @@ void table_open_sharing(struct table *t, int size, unsigned reachable)
         seat_rank(t, r, new_router(r, size, NULL), &callbacks, NULL);
     }
 }
+struct transfer *table_post(struct table *t, int rank, struct transfer *x, int peer, bool is_send, struct piece *piece)
+{
+    *x = (struct transfer){ .name = { 0, 1 }, .peer = peer, .is_send = is_send, .pieces = piece, .piece_count = 1 };
+    router_post(t->routers[rank], x);
+    return x;
+}
+struct piece piece_whole(unsigned char *at, size_t bytes) { return (struct piece){ at, bytes, bytes }; }
+void table_poll(struct table *t, int times)
+{
+    for (int n = 0; n < times; n++)
+        for (int r = 0; r < t->size; r++) router_poll(t->routers[r]);
+}
+struct pair *table_pair(struct table *t, int from, int to)
+{
+    struct shm_callbacks callbacks = table_callbacks(t);
+    return (struct pair *)(void *)callbacks.pair(callbacks.context, from, to);
+}
 void table_close(struct table *t)
 {
     for (int r = 0; r < t->size; r++) router_destroy(t->routers[r]);

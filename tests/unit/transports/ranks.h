@@ -78,6 +78,15 @@ void table_open_sharing(struct table *table, int size, unsigned reachable);
 void table_close(struct table *table);
 /* Returns the callbacks of table_open. */
 struct shm_callbacks table_callbacks(struct table *table);
+/* Posts a transfer of one piece with rank `peer` on a rank, and returns it. All transfers have the same name. */
+struct transfer *table_post(struct table *table, int rank, struct transfer *x, int peer, bool is_send,
+    struct piece *piece);
+/* Polls all ranks this many times in turn. */
+void table_poll(struct table *table, int times);
+/* Returns the pair for messages from one rank to another. */
+struct pair *table_pair(struct table *table, int from, int to);
+/* Returns the piece of `bytes` bytes at `at`. */
+struct piece piece_whole(unsigned char *at, size_t bytes);
 /* The routers of `size` ranks on several hosts: shm connects the ranks of a host, inproc the others. */
 struct mixed {
     int size;

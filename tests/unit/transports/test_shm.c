@@ -9,128 +9,13 @@
 enum { LARGE = PIPE_SLOTS * SLOT_BYTES + 77 };
 static unsigned char sent[LARGE], got[LARGE];
 
-static struct transfer *post(struct table *t, int rank, struct transfer *x, int peer, bool is_send, struct piece *piece)
-{
-    *x = (struct transfer){ .name = { 0, 1 }, .peer = peer, .is_send = is_send, .pieces = piece, .piece_count = 1 };
-    router_post(t->routers[rank], x);
-    return x;
-}
-static struct piece whole(unsigned char *at, size_t bytes) { return (struct piece){ at, bytes, bytes }; }
-static void poll_all(struct table *t, int times)
-{
-    for (int n = 0; n < times; n++)
-        for (int r = 0; r < t->size; r++) router_poll(t->routers[r]);
-}
-static struct pair *pair_of(struct table *t, int from, int to)
-{
-    struct shm_callbacks callbacks = table_callbacks(t);
-    return (struct pair *)(void *)callbacks.pair(callbacks.context, from, to);
-}
-
-/* ---- memory ---- */
-/* Sends LARGE bytes from rank 0 to the peer, and checks them there. */
-static void send_large(struct table *t, int peer)
-{
-    struct transfer out_x, in_x;
-    struct piece out = whole(sent, LARGE), in = whole(got, LARGE);
-    for (size_t i = 0; i < LARGE; i++) sent[i] = (unsigned char)(i * 7 + (size_t)peer);
-    post(t, peer, &in_x, 0, false, &in);
-    post(t, 0, &out_x, peer, true, &out);
-    for (int n = 0; in_x.state == TRANSFER_POSTED; n++) {
-        assert_true(n < 1000);
-        router_poll(t->routers[0]);
-        router_poll(t->routers[peer]);
-    }
-    assert_memory_equal(got, sent, LARGE);
-}
-static void test_a_pair_without_messages_has_no_buffer(void **state)
-{
-    (void)state;
-    struct table t;
-    unsigned char byte = 1;
-    struct transfer out_x, in_x;
-    struct piece piece = whole(&byte, 1);
-    table_open(&t, MOST_RANKS, -1);
-    assert_int_equal(t.reserved_bytes, MOST_RANKS * PAIR_PAGE);
-    post(&t, 1, &in_x, 0, false, &piece);
-    post(&t, 0, &out_x, 1, true, &piece);
-    poll_all(&t, 3);
-    assert_int_equal(in_x.state, TRANSFER_DONE);
-    /* The pair has two pages, and the doorbell of rank 1 is reserved again. */
-    assert_int_equal(t.reserved_bytes, (MOST_RANKS + 3) * PAIR_PAGE);
-    table_close(&t);
-}
-static size_t pipes_reserved(const struct table *t) { return t->reserved_bytes / sizeof((struct pair *)NULL)->pipe; }
-/* A rank that sends one large message to each other rank keeps PIPES_KEPT pipes. If it does so again, it keeps all. */
-static void test_idle_pipes_are_given_back(void **state)
-{
-    (void)state;
-    struct table t;
-    table_open(&t, MOST_RANKS, -1);
-    for (int peer = 1; peer < MOST_RANKS; peer++) {
-        send_large(&t, peer);
-        assert_true(pipes_reserved(&t) <= PIPES_KEPT);
-    }
-    for (int peer = 1; peer < MOST_RANKS; peer++) send_large(&t, peer);
-    assert_int_equal(pipes_reserved(&t), MOST_RANKS - 1);
-    table_close(&t);
-}
-static void send_byte(struct table *t, int from, int to)
-{
-    unsigned char byte = 1;
-    struct transfer out_x, in_x;
-    struct piece piece = whole(&byte, 1);
-    post(t, to, &in_x, from, false, &piece);
-    post(t, from, &out_x, to, true, &piece);
-    poll_all(t, 3);
-    assert_int_equal(in_x.state, TRANSFER_DONE);
-}
-static void test_idle_pipe_makes_room_when_memory_is_short(void **state)
-{
-    (void)state;
-    struct table t;
-    table_open(&t, 3, -1);
-    send_large(&t, 1);
-    send_byte(&t, 0, 2);
-    send_byte(&t, 2, 0);
-    t.reserves = 0;
-    send_large(&t, 2);
-    assert_int_equal(pipes_reserved(&t), 1);
-    table_close(&t);
-}
-/* Messages to all others are announced before any is received, so all pipes are needed at once. */
-static void test_pipes_under_way_are_kept(void **state)
-{
-    (void)state;
-    enum { SMALLER = 20000 };
-    static struct transfer out_x[MOST_RANKS], in_x[MOST_RANKS];
-    static unsigned char in_bytes[MOST_RANKS][SMALLER];
-    struct table t;
-    struct piece out = whole(sent, SMALLER), in[MOST_RANKS];
-    memset(sent, 9, SMALLER);
-    table_open(&t, MOST_RANKS, -1);
-    for (int peer = 1; peer < MOST_RANKS; peer++) post(&t, 0, &out_x[peer], peer, true, &out);
-    poll_all(&t, 3);
-    assert_int_equal(pipes_reserved(&t), MOST_RANKS - 1);
-    for (int peer = 1; peer < MOST_RANKS; peer++) {
-        in[peer] = whole(in_bytes[peer], SMALLER);
-        post(&t, peer, &in_x[peer], 0, false, &in[peer]);
-    }
-    poll_all(&t, 20);
-    for (int peer = 1; peer < MOST_RANKS; peer++) {
-        assert_int_equal(in_x[peer].state, TRANSFER_DONE);
-        assert_memory_equal(in_bytes[peer], sent, SMALLER);
-    }
-    table_close(&t);
-}
-
 /* ---- damaged memory ---- */
 typedef void damage(struct table *t);
-static void forge_kind(struct table *t) { atomic_store(&pair_of(t, 0, 1)->cells[0].head, 77); }
-static void forge_no_kind(struct table *t) { atomic_store(&pair_of(t, 0, 1)->cells[0].head, 0); }
+static void forge_kind(struct table *t) { atomic_store(&table_pair(t, 0, 1)->cells[0].head, 77); }
+static void forge_no_kind(struct table *t) { atomic_store(&table_pair(t, 0, 1)->cells[0].head, 0); }
 static void forge_eager_bytes(struct table *t)
 {
-    atomic_store(&pair_of(t, 0, 1)->cells[0].head, UINT32_MAX << KIND_BITS | ENVELOPE_EAGER);
+    atomic_store(&table_pair(t, 0, 1)->cells[0].head, UINT32_MAX << KIND_BITS | ENVELOPE_EAGER);
 }
 /* Rank 0 announces a large message. Its envelope is damaged before rank 1 reads it. */
 static void test_a_damaged_envelope_fails_all_transfers(void **state)
@@ -140,42 +25,42 @@ static void test_a_damaged_envelope_fails_all_transfers(void **state)
     for (size_t i = 0; i < sizeof damages / sizeof *damages; i++) {
         struct table t;
         struct transfer x[4];
-        struct piece out = whole(sent, LARGE), in = whole(got, LARGE);
+        struct piece out = piece_whole(sent, LARGE), in = piece_whole(got, LARGE);
         table_open(&t, 3, -1);
-        post(&t, 0, &x[0], 1, true, &out);
-        post(&t, 1, &x[1], 0, false, &in);
-        post(&t, 1, &x[2], 2, true, &out);
+        table_post(&t, 0, &x[0], 1, true, &out);
+        table_post(&t, 1, &x[1], 0, false, &in);
+        table_post(&t, 1, &x[2], 2, true, &out);
         damages[i](&t);
-        poll_all(&t, 5);
+        table_poll(&t, 5);
         for (int k = 1; k < 3; k++) {
             assert_int_equal(x[k].state, TRANSFER_FAILED);
             assert_int_equal(x[k].status, TUTTI_INTERNAL);
         }
-        post(&t, 1, &x[3], 2, true, &out);
+        table_post(&t, 1, &x[3], 2, true, &out);
         assert_int_equal(x[3].status, TUTTI_INTERNAL);
         table_close(&t);
     }
 }
-static void forge_slot_bytes(struct table *t) { atomic_store(&pair_of(t, 0, 1)->slots[0].bytes, UINT64_MAX); }
-static void forge_short_slot(struct table *t) { atomic_store(&pair_of(t, 0, 1)->slots[0].bytes, 17); }
-static void forge_taken(struct table *t) { atomic_store(&pair_of(t, 0, 1)->taken, 5000); }
-static void forge_returned(struct table *t) { atomic_store(&pair_of(t, 0, 1)->returned, UINT64_MAX / 2); }
-static void forge_emptied(struct table *t) { atomic_store(&pair_of(t, 0, 1)->emptied, 12345); }
+static void forge_slot_bytes(struct table *t) { atomic_store(&table_pair(t, 0, 1)->slots[0].bytes, UINT64_MAX); }
+static void forge_short_slot(struct table *t) { atomic_store(&table_pair(t, 0, 1)->slots[0].bytes, 17); }
+static void forge_taken(struct table *t) { atomic_store(&table_pair(t, 0, 1)->taken, 5000); }
+static void forge_returned(struct table *t) { atomic_store(&table_pair(t, 0, 1)->returned, UINT64_MAX / 2); }
+static void forge_emptied(struct table *t) { atomic_store(&table_pair(t, 0, 1)->emptied, 12345); }
 /* Rank 0 has filled the pipe, and rank 1 has not read it. Then a word is damaged that the rank `victim` reads next. */
 static void damage_a_stream(damage *spoil, int victim)
 {
     struct table t;
     struct transfer out_x, in_x, more[200];
-    struct piece out = whole(sent, LARGE), in = whole(got, LARGE), little = whole(sent, 3000);
+    struct piece out = piece_whole(sent, LARGE), in = piece_whole(got, LARGE), little = piece_whole(sent, 3000);
     table_open(&t, 2, -1);
-    post(&t, 0, &out_x, 1, true, &out);
-    post(&t, 1, &in_x, 0, false, &in);
+    table_post(&t, 0, &out_x, 1, true, &out);
+    table_post(&t, 1, &in_x, 0, false, &in);
     router_poll(t.routers[1]);
     router_poll(t.routers[0]);
     assert_int_equal(in_x.state, TRANSFER_POSTED);
     spoil(&t);
     /* Small messages make rank 0 read the counters. */
-    for (int i = 0; i < 200 && victim == 0; i++) post(&t, 0, &more[i], 1, true, &little);
+    for (int i = 0; i < 200 && victim == 0; i++) table_post(&t, 0, &more[i], 1, true, &little);
     router_poll(t.routers[victim]);
     struct transfer *x = victim == 0 ? &out_x : &in_x;
     assert_int_equal(x->state, TRANSFER_FAILED);
@@ -203,17 +88,17 @@ static void test_noise_in_shared_memory_is_survived(void **state)
         table_open(&t, 2, -1);
         for (int k = 0; k < 20; k++) {
             size_t bytes = k % 4 == 3 ? LARGE : (size_t)k * 30;
-            pieces[k] = whole(k % 2 ? got : sent, bytes);
-            post(&t, k % 2, &x[k], 1 - k % 2, k % 4 < 2, &pieces[k]);
+            pieces[k] = piece_whole(k % 2 ? got : sent, bytes);
+            table_post(&t, k % 2, &x[k], 1 - k % 2, k % 4 < 2, &pieces[k]);
         }
         for (int n = 0; n < 40; n++) {
-            unsigned char *at = (unsigned char *)pair_of(&t, n % 2, 1 - n % 2);
+            unsigned char *at = (unsigned char *)table_pair(&t, n % 2, 1 - n % 2);
             for (int k = 0; k < 8; k++) {
                 random = random * 6364136223846793005ul + 1442695040888963407ul;
                 at[(random >> 33) % offsetof(struct pair, eager)] =
                     (unsigned char)(random >> 25 & (random & 1 ? 3 : 255));
             }
-            poll_all(&t, 1);
+            table_poll(&t, 1);
         }
         table_close(&t);
     }
@@ -230,11 +115,11 @@ static void test_a_refused_reservation_is_an_error(void **state)
         for (int s = 0; s < 3; s++) {
             struct table t;
             struct transfer out_x, in_x;
-            struct piece out = whole(sent, sizes[s]), in = whole(got, sizes[s]);
+            struct piece out = piece_whole(sent, sizes[s]), in = piece_whole(got, sizes[s]);
             table_open(&t, 2, reserves);
-            post(&t, 1, &in_x, 0, false, &in);
-            post(&t, 0, &out_x, 1, true, &out);
-            poll_all(&t, 30);
+            table_post(&t, 1, &in_x, 0, false, &in);
+            table_post(&t, 0, &out_x, 1, true, &out);
+            table_poll(&t, 30);
             bool fine = out_x.state == TRANSFER_DONE && in_x.state == TRANSFER_DONE;
             struct transfer *failed = out_x.state == TRANSFER_FAILED ? &out_x : &in_x;
             if (!fine) assert_int_equal(failed->status, TUTTI_NO_MEMORY);
@@ -250,17 +135,17 @@ static void test_no_memory_for_an_unexpected_message_is_an_error(void **state)
     (void)state;
     struct table t;
     struct transfer out_x, in_x, late;
-    struct piece out = whole(sent, 100), in = whole(got, 100);
+    struct piece out = piece_whole(sent, 100), in = piece_whole(got, 100);
     table_open(&t, 2, -1);
-    post(&t, 0, &out_x, 1, true, &out);
+    table_post(&t, 0, &out_x, 1, true, &out);
     in_x = (struct transfer){ .name = { 0, 2 }, .peer = 0, .pieces = &in, .piece_count = 1 };
     router_post(t.routers[1], &in_x);
     memory_fail_after(1);
-    poll_all(&t, 2);
+    table_poll(&t, 2);
     memory_fail_after(0);
     assert_int_equal(in_x.state, TRANSFER_FAILED);
     assert_int_equal(in_x.status, TUTTI_NO_MEMORY);
-    post(&t, 1, &late, 0, false, &in);
+    table_post(&t, 1, &late, 0, false, &in);
     assert_int_equal(late.status, TUTTI_NO_MEMORY);
     table_close(&t);
 }
@@ -298,10 +183,10 @@ static void test_expected_messages_allocate_nothing(void **state)
     memory_fail_after(1);
     for (int n = 0; n < 500; n++) {
         struct transfer out_x, in_x;
-        struct piece out = whole(sent, sizes[n % 5]), in = whole(got, sizes[n % 5]);
-        post(&t, 1, &in_x, 0, false, &in);
-        post(&t, 0, &out_x, 1, true, &out);
-        poll_all(&t, 10);
+        struct piece out = piece_whole(sent, sizes[n % 5]), in = piece_whole(got, sizes[n % 5]);
+        table_post(&t, 1, &in_x, 0, false, &in);
+        table_post(&t, 0, &out_x, 1, true, &out);
+        table_poll(&t, 10);
         assert_int_equal(in_x.state, TRANSFER_DONE);
         assert_int_equal(out_x.state, TRANSFER_DONE);
     }
@@ -319,18 +204,18 @@ static void test_unexpected_bytes_are_bounded(void **state)
     static struct transfer x[MANY], y[MANY];
     for (int s = 0; s < 4; s++) {
         struct table t;
-        struct piece out = whole(sent, sizes[s]), in = whole(got, sizes[s]);
+        struct piece out = piece_whole(sent, sizes[s]), in = piece_whole(got, sizes[s]);
         int done = 0;
         table_open(&t, 2, -1);
         for (int i = 0; i < MANY; i++) {
-            post(&t, 0, &x[i], 1, true, &out);
-            poll_all(&t, 2);
+            table_post(&t, 0, &x[i], 1, true, &out);
+            table_poll(&t, 2);
         }
         for (int i = 0; i < MANY; i++) done += x[i].state == TRANSFER_DONE;
         size_t each = sizes[s] + 64 + (sizes[s] > INLINE_BYTES ? READ_AHEAD : 0);
         assert_in_range((size_t)done * each, EAGER_CREDIT - 5000, EAGER_CREDIT + 40 * (size_t)done);
-        for (int i = 0; i < MANY; i++) post(&t, 1, &y[i], 0, false, &in);
-        poll_all(&t, 5000);
+        for (int i = 0; i < MANY; i++) table_post(&t, 1, &y[i], 0, false, &in);
+        table_poll(&t, 5000);
         for (int i = 0; i < MANY; i++) assert_true(x[i].state == TRANSFER_DONE && y[i].state == TRANSFER_DONE);
         table_close(&t);
     }
@@ -342,15 +227,15 @@ static void test_credit_comes_back(void **state)
     for (int late = 0; late < 2; late++) {
         struct table t;
         struct transfer out_x, in_x;
-        struct piece out = whole(sent, 3000), in = whole(got, 3000);
+        struct piece out = piece_whole(sent, 3000), in = piece_whole(got, 3000);
         table_open(&t, 2, -1);
         for (int n = 0; n < 300; n++) {
-            if (!late) post(&t, 1, &in_x, 0, false, &in);
-            post(&t, 0, &out_x, 1, true, &out);
+            if (!late) table_post(&t, 1, &in_x, 0, false, &in);
+            table_post(&t, 0, &out_x, 1, true, &out);
             /* An eager send is over at once. */
             assert_int_equal(out_x.state, TRANSFER_DONE);
-            poll_all(&t, 1);
-            if (late) post(&t, 1, &in_x, 0, false, &in);
+            table_poll(&t, 1);
+            if (late) table_post(&t, 1, &in_x, 0, false, &in);
             assert_int_equal(in_x.state, TRANSFER_DONE);
         }
         table_close(&t);
@@ -393,17 +278,17 @@ static void one_way(int count, size_t bytes, int how)
     static struct transfer x[1000], y[1000];
     struct table t;
     struct sleeper sleepers[2] = { { 0, false }, { 0, false } };
-    struct piece out = whole(sent, bytes), in = whole(got, bytes);
+    struct piece out = piece_whole(sent, bytes), in = piece_whole(got, bytes);
     bool receive_first = how & 1, in_turns = how & 4;
     int first = how >> 1 & 1;
     table_open(&t, 2, -1);
-    for (int i = 0; i < count && receive_first; i++) post(&t, 1, &y[i], 0, false, &in);
+    for (int i = 0; i < count && receive_first; i++) table_post(&t, 1, &y[i], 0, false, &in);
     run_until_all_sleep(&t, sleepers, first, in_turns);
-    for (int i = 0; i < count; i++) post(&t, 0, &x[i], 1, true, &out);
+    for (int i = 0; i < count; i++) table_post(&t, 0, &x[i], 1, true, &out);
     /* A rank that posts polls afterwards. */
     sleepers[0].asleep = false;
     run_until_all_sleep(&t, sleepers, first, in_turns);
-    for (int i = 0; i < count && !receive_first; i++) post(&t, 1, &y[i], 0, false, &in);
+    for (int i = 0; i < count && !receive_first; i++) table_post(&t, 1, &y[i], 0, false, &in);
     if (!receive_first) sleepers[1].asleep = false;
     run_until_all_sleep(&t, sleepers, first, in_turns);
     for (int i = 0; i < count; i++) assert_true(x[i].state == TRANSFER_DONE && y[i].state == TRANSFER_DONE);
@@ -430,29 +315,29 @@ struct scene {
 static void scene_open(struct scene *s)
 {
     table_open(&s->t, 2, -1);
-    s->out = whole(sent, LARGE);
-    s->in = whole(got, LARGE);
+    s->out = piece_whole(sent, LARGE);
+    s->in = piece_whole(got, LARGE);
     memset(got, 0, sizeof got);
-    post(&s->t, 0, &s->out_x, 1, true, &s->out);
+    table_post(&s->t, 0, &s->out_x, 1, true, &s->out);
 }
 /* Rank 1 handles the announcement, and posts the receive, which is cleared. */
 static void receive_and_clear(struct scene *s)
 {
     router_poll(s->t.routers[1]);
-    post(&s->t, 1, &s->in_x, 0, false, &s->in);
+    table_post(&s->t, 1, &s->in_x, 0, false, &s->in);
 }
 /* Checks that the next message arrives whole, and that the memory of the first receive is not written. */
 static void scene_close(struct scene *s)
 {
     static unsigned char other[sizeof sent];
     struct transfer next_out, next_in;
-    struct piece from = whole(sent, LARGE), to = whole(other, LARGE);
-    poll_all(&s->t, 50);
+    struct piece from = piece_whole(sent, LARGE), to = piece_whole(other, LARGE);
+    table_poll(&s->t, 50);
     memset(got, 0, sizeof got);
     bytes_fill(sent, LARGE, 5);
-    post(&s->t, 0, &next_out, 1, true, &from);
-    post(&s->t, 1, &next_in, 0, false, &to);
-    poll_all(&s->t, 50);
+    table_post(&s->t, 0, &next_out, 1, true, &from);
+    table_post(&s->t, 1, &next_in, 0, false, &to);
+    table_poll(&s->t, 50);
     assert_int_equal(next_out.state, TRANSFER_DONE);
     assert_int_equal(next_in.state, TRANSFER_DONE);
     assert_true(bytes_are(other, LARGE, 5));
@@ -474,11 +359,11 @@ static void test_a_send_can_be_cancelled_at_each_stage(void **state)
     for (int stage = 0; stage < 4; stage++) {
         struct scene s;
         scene_open(&s);
-        if (stage == 1) poll_all(&s.t, 1);
+        if (stage == 1) table_poll(&s.t, 1);
         if (stage >= 2) receive_and_clear(&s);
         if (stage == 3) router_poll(s.t.routers[0]);
         cancel(&s, &s.out_x);
-        poll_all(&s.t, 20);
+        table_poll(&s.t, 20);
         if (stage >= 2) assert_int_equal(s.in_x.state, TRANSFER_FAILED);
         if (stage >= 2) assert_int_equal(s.in_x.status, TUTTI_ABORTED);
         scene_close(&s);
@@ -495,7 +380,7 @@ static void test_a_receive_can_be_cancelled_at_each_stage(void **state)
         if (stage >= 1) router_poll(s.t.routers[0]);
         if (stage >= 2) router_poll(s.t.routers[1]);
         cancel(&s, &s.in_x);
-        poll_all(&s.t, 20);
+        table_poll(&s.t, 20);
         /* The send succeeds; its bytes are dropped. */
         assert_int_equal(s.out_x.state, TRANSFER_DONE);
         scene_close(&s);
@@ -524,7 +409,7 @@ static void test_transfers_can_be_cancelled_while_answers_wait(void **state)
         cancel(&s, rank == 0 ? &s.out_x : &s.in_x);
         router_poll(s.t.routers[1]);
         if (rank == 0) assert_int_equal(s.in_x.status, TUTTI_ABORTED);
-        poll_all(&s.t, 20);
+        table_poll(&s.t, 20);
         if (rank == 1) assert_int_equal(s.out_x.state, TRANSFER_DONE);
         scene_close(&s);
     }
@@ -536,13 +421,13 @@ static void test_answers_wait_for_room_in_the_ring(void **state)
     enum { MANY = 100 };
     struct scene s;
     struct transfer x[RING_CELLS], out[MANY], in[MANY];
-    struct piece wrong = whole(got, 5);
+    struct piece wrong = piece_whole(got, 5);
     scene_open(&s);
-    for (int i = 0; i < MANY; i++) post(&s.t, 0, &out[i], 1, true, &s.out);
+    for (int i = 0; i < MANY; i++) table_post(&s.t, 0, &out[i], 1, true, &s.out);
     fill_ring(&s, x);
     receive_and_clear(&s);
-    for (int i = 0; i < MANY; i++) post(&s.t, 1, &in[i], 0, false, &wrong);
-    poll_all(&s.t, 50);
+    for (int i = 0; i < MANY; i++) table_post(&s.t, 1, &in[i], 0, false, &wrong);
+    table_poll(&s.t, 50);
     for (int i = 0; i < MANY; i++) {
         assert_int_equal(in[i].peer_bytes, s.out.wire);
         assert_int_equal(out[i].status, TUTTI_MISMATCH);
@@ -554,10 +439,6 @@ unit_function test_shm;
 int test_shm(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_a_pair_without_messages_has_no_buffer),
-        cmocka_unit_test(test_idle_pipes_are_given_back),
-        cmocka_unit_test(test_idle_pipe_makes_room_when_memory_is_short),
-        cmocka_unit_test(test_pipes_under_way_are_kept),
         cmocka_unit_test(test_a_damaged_envelope_fails_all_transfers),
         cmocka_unit_test(test_damaged_counters_and_slots_fail_all_transfers),
         cmocka_unit_test(test_noise_in_shared_memory_is_survived),

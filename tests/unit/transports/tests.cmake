@@ -10,7 +10,7 @@ if(HAVE_VERBS)
   target_compile_definitions(ranks_verbs PUBLIC FAKE_VERBS="$<TARGET_FILE:fake_verbs>")
   add_dependencies(ranks_verbs fake_verbs)
 endif()
-set(names matching fabrics store_modes shm router share transports fabric tcp_strangers storm)
+set(names matching fabrics store_modes shm shm_memory router share transports fabric tcp_strangers storm)
 # in this test one thread acts as all ranks
 if(NOT TUTTI_SANITIZE STREQUAL "thread")
   list(APPEND names model)

@@ -79,7 +79,7 @@ static void test_pages_that_cannot_move_are_mapped_again(void **state)
 }
 
 /* ---- the pool ---- */
-static struct gather_buffer *take(struct gather_pool *pool, size_t bytes, bool exceeds)
+static struct gather_buffer *pool_take(struct gather_pool *pool, size_t bytes, bool exceeds)
 {
     struct gather_buffer *b;
     assert_int_equal(gather_pool_take(pool, bytes, exceeds, &b), TUTTI_OK);
@@ -91,8 +91,8 @@ static void test_pool_keeps_what_was_in_use_at_once(void **state)
     (void)state;
     struct gather_pool pool = { NULL };
     skip_without_moves();
-    struct gather_buffer *one = take(&pool, EACH, false), *two = take(&pool, EACH, false);
-    struct gather_buffer *more = take(&pool, EACH, true);
+    struct gather_buffer *one = pool_take(&pool, EACH, false), *two = pool_take(&pool, EACH, false);
+    struct gather_buffer *more = pool_take(&pool, EACH, true);
     assert_int_equal(pool.limit_bytes, 2 * EACH);
     gather_pool_return(&pool, more);
     assert_int_equal(pool.spare_bytes, 0);
@@ -100,9 +100,9 @@ static void test_pool_keeps_what_was_in_use_at_once(void **state)
     gather_pool_return(&pool, two);
     assert_int_equal(pool.spare_bytes, 2 * EACH);
     /* A unit that is a little smaller takes a spare buffer, and one that is much smaller does not. */
-    struct gather_buffer *similar = take(&pool, EACH - 4096, false);
+    struct gather_buffer *similar = pool_take(&pool, EACH - 4096, false);
     assert_true(similar == one || similar == two);
-    struct gather_buffer *small = take(&pool, EACH / 4, false);
+    struct gather_buffer *small = pool_take(&pool, EACH / 4, false);
     assert_int_equal(small->bytes, EACH / 4);
     assert_true(pool.used_bytes + pool.spare_bytes <= pool.limit_bytes);
     gather_pool_return(&pool, similar);
@@ -112,7 +112,7 @@ static void test_pool_keeps_what_was_in_use_at_once(void **state)
     /* A step that needed two buffers leaves two, and one that needed one leaves one. */
     gather_pool_end_step(&pool);
     assert_int_equal(pool.limit_bytes, 2 * EACH);
-    gather_pool_return(&pool, take(&pool, EACH, false));
+    gather_pool_return(&pool, pool_take(&pool, EACH, false));
     gather_pool_end_step(&pool);
     assert_int_equal(pool.limit_bytes, EACH);
     assert_true(pool.spare_bytes <= EACH);
@@ -121,7 +121,7 @@ static void test_pool_keeps_what_was_in_use_at_once(void **state)
 }
 
 /* ---- gathers ---- */
-static tutti_zero *make(struct rank *me)
+static tutti_zero *zero_make(struct rank *me)
 {
     tutti_zero_parameter parameters[UNITS];
     tutti_dtype types[UNITS];
@@ -178,7 +178,7 @@ static long count_faults(void)
 /* The process has all ranks. Each step gathers at least UNITS units on each rank. */
 static void fault_in_nothing(struct rank *me)
 {
-    tutti_zero *zero = make(me);
+    tutti_zero *zero = zero_make(me);
     long before = 0, gathered = (long)me->size * UNITS * (STEPS - COUNTED) * (EACH / sysconf(_SC_PAGESIZE));
     for (int step = 0; step < STEPS; step++) {
         if (step == COUNTED) {
@@ -229,7 +229,7 @@ static int child_main(tutti_zero *zero)
 static void fork_with_gathered_units(struct rank *me)
 {
     int exited;
-    tutti_zero *zero = make(me);
+    tutti_zero *zero = zero_make(me);
     take_step(zero, 0);
     REQUIRE(tutti_zero_keep(zero, true) == TUTTI_OK);
     world_meet(me);

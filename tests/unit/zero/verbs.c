@@ -91,8 +91,7 @@ static tutti_comm *join(struct group *g, int rank, int world_rank)
 void verbs_begin(int ranks, int hosts, bool is_late)
 {
     late = is_late;
-    comm_count = group_count = call_count = 0;
-    blocks = 0;
+    blocks = comm_count = group_count = call_count = 0;
     host_count = hosts;
     struct group *all = make_group(ranks);
     for (int r = 0; r < ranks; r++) join(all, r, r);
