@@ -64,8 +64,8 @@ static int *plan_count_steps_before(const struct plan *plan)
 }
 /* Attaches all edges in the order of members and steps, and for each step strongest first, so that a wait follows the
    one that implies it. Edges are many but few per step, so a counting sort by step comes first. It sorts the numbers of
-   edges, which take less memory than edges. `end` (from plan_count_edges) and `sorted`
-   (an entry per edge) are its memory; `of_step` has room for the edges of any step. */
+   edges, which take less memory than edges. `end` (from plan_count_edges) and `sorted` (an entry per edge) are its
+   memory; `of_step` has room for the edges of any step. */
 static void plan_attach_sorted_edges(struct plan *plan, const struct edges *edges, const int *first, int *end,
     int *sorted, struct edge *of_step)
 {
