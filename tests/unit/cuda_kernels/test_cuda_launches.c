@@ -80,6 +80,10 @@ static void streams_race(int peer)
 static void test_kernels_declare_their_accesses(void **state)
 {
     (void)state;
+#ifdef __SANITIZE_THREAD__
+    /* The planted race is one for the thread sanitizer too, which may end the child before the driver reports it. */
+    skip();
+#endif
     assert_reported(streams_race, NULL, "tutti_copy");
 }
 static void address_wrong(int peer)
