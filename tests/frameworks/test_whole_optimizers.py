@@ -1,5 +1,5 @@
-"""Test of nine released optimizers that compute on whole tensors, of torch, transformers and timm, at each stage of
-zero."""
+"""Tests of released optimizers at each stage of zero: nine that compute on whole tensors, of torch, transformers and
+timm, and three with quantized states, of torchao."""
 import pytest
 from launching import HOSTS, attempt, needs_frameworks
 
@@ -14,3 +14,11 @@ def test_whole_optimizers_give_the_parameters_of_ddp(ranks):
     results = [line.split() for line in text.splitlines() if line.startswith("RESULT ")]
     assert len(results) == 9 * 5
     assert not [result for result in results if not float(result[-1]) < 2e-5], text
+
+
+def test_quantized_states_give_the_parameters_of_ddp():
+    code, text = attempt("quantized_optimizers.py", TORCHDYNAMO_DISABLE="1")
+    assert code == 0, text
+    results = [line.split() for line in text.splitlines() if line.startswith("RESULT ")]
+    assert len(results) == 3 * 5
+    assert not [result for result in results if float(result[-1]) != 0], text
