@@ -8,6 +8,10 @@ import torch
 import torch.distributed as dist
 
 import torch_tutti
+from torch_tutti import experts
+from torch_tutti.experts import _across
+from torch_tutti.experts._across import Across
+from torch_tutti.experts._direct import Direct
 from members import Member, backend_of, refused, ways
 
 
@@ -368,3 +372,62 @@ def train(world):
 
 def test_training_goes_on(fresh):
     assert fresh(3, join=False).run(train) == [None, *[[4.] * 3] * 2]
+
+
+# ---- experts ----
+def distributed_tokens(world, way, exchange):
+    """After a change the experts share memory with all new members, and with no others. exchange: the class that
+    exchanges rows."""
+    _across.LEAST_BYTES = 0
+    member = Member(world, way)
+    first = range(world.size - 1)
+    if world.rank in first:
+        member.change(1, member.collect("first", first))
+        distribute_tokens(exchange)
+    member.all(2)
+    distribute_tokens(exchange)
+
+
+def distribute_tokens(exchange):
+    """Sends 8 tokens to each rank's expert, which adds its rank, and checks the sums of the choices."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    dispatcher = experts.Dispatcher(size)
+    tokens = torch.arange(8 * 64, dtype=torch.float32).view(8, 64)
+    batch = dispatcher.dispatch(tokens, torch.arange(size).repeat(8, 1))
+    assert type(batch._exchange) is exchange and len(batch.tokens) == 8 * size
+    result = dispatcher.combine(batch.tokens + rank, torch.ones(8, size), batch)
+    torch.testing.assert_close(result, size * tokens + sum(range(size)))
+
+
+@ways
+def test_experts_after_a_change(fresh, way):
+    fresh(3, join=False).run(distributed_tokens, way, Direct)
+
+
+@ways
+def test_experts_over_hosts_after_a_change(fresh, way):
+    fresh(4, join=False, environment={"TUTTI_HOSTS": "0,0,1,1"}).run(distributed_tokens, way, Across)
+
+
+def old_objects(world, way):
+    """A Dispatcher and a Decoder of the members before say that the members have changed."""
+    member = Member(world, way)
+    member.all(1)
+    group, tokens, chosen = dist.group.WORLD, torch.ones(1, 4), torch.zeros(1, 1, dtype=torch.int64)
+    old = experts.Dispatcher(2 * world.size), experts.Decoder(2 * world.size, 4, 4)
+    kept = range(world.size - 1)
+    if world.rank not in kept:
+        return
+    member.change(2, member.collect("kept", kept))
+    # before torch 2.14 the group is another object, and the old one refuses all calls
+    error = ((ValueError, "members of the group have changed") if group is dist.group.WORLD else
+             (torch_tutti.AbortedError, "this group was reconfigured"))
+    for each in old:
+        with refused(*error):
+            each.dispatch(tokens, chosen)
+    member.check(world.rank, world.size - 1)
+
+
+@ways
+def test_experts_of_the_members_before(fresh, way):
+    fresh(3, join=False).run(old_objects, way)

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch_tutti._calls import group_of
 from torch_tutti.experts import _core
 from torch_tutti.experts._layout import check_tensors, barrier, fail_all_on_error, in_step
-from torch_tutti.experts._pool import shared_of, round_up
+from torch_tutti.experts._pool import round_up, shared_of
 
 # Dispatches use three sets of arrays in turn. A rank may be in a dispatch that others have not called yet, so it must
 # not write to the arrays of the last two dispatches that they have called.
@@ -42,7 +42,7 @@ class Decoder:
         self._array_bytes = round_up(self._per_rank * self.ranks * capacity * columns * dtype.itemsize)
         self._counts_bytes = round_up(self._per_rank * self.ranks * 8)
         pool_bytes = TURNS * (2 * self._array_bytes + self._counts_bytes)
-        self._extent = shared.make_pool(pool_bytes).take()
+        self._extent, self._shared = shared.make_pool(pool_bytes).take(), shared
         self._addresses = self._row_addresses()
         self._chosen = self._placed = torch.empty(0, 1, dtype=torch.int64)
 
@@ -91,6 +91,9 @@ class Decoder:
         """Checks the arguments of dispatch(), places the tokens, and writes the number of this rank's rows into the
         owners' arrays. Returns (chosen, placed), as in _core.place()."""
         check_tensors("experts", tokens=tokens, chosen=chosen)
+        if shared_of(self.group) is not self._shared:
+            raise ValueError("experts: the members of the group have changed since this Decoder was made; make a new "
+                             "one on all ranks")
         if tokens.shape[1:] != (self.columns,) or len(tokens) > self.capacity or tokens.dtype != self.dtype:
             raise ValueError(f"experts: tokens are {list(tokens.shape)} of {tokens.dtype}; this Decoder takes at most "
                              f"{self.capacity} of {self.columns} x {self.dtype}")

@@ -165,6 +165,7 @@ class Dispatcher:
 
     def _begin(self, tokens: Tensor, chosen: Tensor) -> Batch:
         """Exchanges counts, lays out the batch, and starts to send its rows."""
+        self._check_members()
         experts, placed, counts, problem = self._assign_places(tokens, chosen)
         memory, sends = self._memory(), None
         can_share = problem is None and tokens.device.type == "cpu" and tokens.dtype in _core.DTYPES
@@ -184,6 +185,13 @@ class Dispatcher:
         if torch.is_grad_enabled() and of_ranks[:, NEEDS_GRADIENT].any() and not tokens.requires_grad:
             tokens = tokens.detach().requires_grad_()           # either all ranks run the backward pass, or none
         return Batch(layout, exchange, tokens.contiguous())
+
+    def _check_members(self) -> None:
+        """Raises ValueError if the group has other ranks than those among which the experts were divided."""
+        rank, ranks = self.group.rank(), self.group.size()
+        if (rank, ranks) != (self.rank, self.ranks):
+            raise ValueError(f"experts: the members of the group have changed: this was rank {self.rank} of "
+                             f"{self.ranks}, and is rank {rank} of {ranks}; make a new Dispatcher on all ranks")
 
     def _memory(self) -> Shared | None:
         """Returns the memory that the ranks of a host share. On all ranks None if they share no memory."""

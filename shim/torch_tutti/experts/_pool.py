@@ -120,18 +120,19 @@ class HostGroup:
 
 
 class Shared:
-    """The shared memory of a group. pool: the current pool, or None before the first grow(), which replaces it by a
-    larger one; extents of the old one stay valid. hosts: where the group's ranks are. host_group: the
-    ranks of this rank's host, after the first grow() if there are several hosts."""
+    """The shared memory of a group's members. pool: the current pool, or None before the first grow(), which replaces
+    it by a larger one; extents of the old one stay valid. hosts: where the group's ranks are. host_group: the ranks of
+    this rank's host, after the first grow() if there are several hosts. communicator: its address in C, which the group
+    gives to no later members."""
 
     def __init__(self, communicator: int, hosts: Hosts) -> None:
-        self.hosts, self._communicator = hosts, communicator
+        self.hosts, self.communicator = hosts, communicator
         self.pool: Pool | None = None
         self.host_group: HostGroup | None = None
 
     def make_pool(self, room: int) -> Pool:
         """Returns a new pool of `room` bytes for each rank, and keeps the current one. Collective."""
-        return Pool(self._communicator, self.hosts, room)
+        return Pool(self.communicator, self.hosts, room)
 
     def take(self) -> Extent | None:
         """Takes the largest free range of the pool. Returns None if there is no pool yet."""
@@ -143,21 +144,24 @@ class Shared:
         old_room = self.pool.room if self.pool else 0
         self.pool = self.make_pool(max(SMALLEST, round_up(2 * needed), 2 * old_room))
         if self.hosts.count > 1 and self.host_group is None:
-            self.host_group = HostGroup(self._communicator, self.hosts)
+            self.host_group = HostGroup(self.communicator, self.hosts)
         return self.pool.take()
 
 
-_shared: Any = weakref.WeakKeyDictionary()  # {group: its Shared, or None}
+_shared: weakref.WeakKeyDictionary[ProcessGroup, Shared] = weakref.WeakKeyDictionary()
 
 
 def shared_of(group: ProcessGroup) -> Shared | None:
-    """Returns the shared memory of a group. None, on all ranks, if tutti is not the backend."""
-    if group not in _shared:
-        from torch_tutti._extension import backend_of, hosts_of
-        backend = backend_of(group)
-        _shared[group] = None if backend is None else Shared(
-            backend._communicator, Hosts(hosts_of(backend, group.size()), group.rank()))
-    return _shared[group]
+    """Returns the shared memory of a group, which is another one after its members have changed. None, on all ranks, if
+    tutti is not the backend."""
+    from torch_tutti._extension import backend_of, hosts_of
+    backend = backend_of(group)
+    if backend is None:
+        return None
+    communicator, shared = backend._communicator, _shared.get(group)
+    if shared is None or shared.communicator != communicator:
+        shared = _shared[group] = Shared(communicator, Hosts(hosts_of(backend, group.size()), group.rank()))
+    return shared
 
 
 def abort_host(group: ProcessGroup) -> None:
