@@ -1,7 +1,7 @@
 # Each file of kernels/cpu compiles the same loops for one instruction set, with the flags of this set. All files give
 # the same bits, because the compiler may not contract a * b + c to one instruction (-ffp-contract=off).
 file(GLOB kernel_sources CONFIGURE_DEPENDS kernels/*.c)
-list(APPEND kernel_sources kernels/cpu/scalar.c)
+list(APPEND kernel_sources kernels/cpu/scalar.c kernels/cuda/names.c)
 if(CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|amd64|AMD64)$")
   list(APPEND kernel_sources kernels/cpu/avx2.c kernels/cpu/avx512.c)
   set_source_files_properties(kernels/cpu/avx2.c PROPERTIES COMPILE_OPTIONS "-mavx2;-mf16c;-mfma")

@@ -14,15 +14,16 @@ LONGEST_FILE, LONGEST_LINE, LONGEST_FUNCTION = 500, 120, 60
 
 # The layers of backend/, from the lowest. A file may include files of its own layer and of those below; `below` limits
 # some layers further.
-LAYERS = ["base", "agree", "groups", "schedule", "check", "collectives", "model", "memory", "devices", "host",
-          "processes", "links", "control", "transports", "window", "execute", "tuning", "engine", "join", "comm",
-          "info"]
+LAYERS = ["base", "agree", "groups", "schedule", "check", "collectives", "model", "memory", "devices", "streams",
+          "host", "processes", "links", "control", "transports", "window", "execute", "tuning", "engine", "join",
+          "comm", "info"]
 
 
 def below(layer):
     """Returns how paths begin that files of a layer may include, besides files of the layer itself."""
     only = {"agree": ["base"], "groups": ["base"], "schedule": ["base"], "check": ["base", "schedule"],
             "collectives": [], "memory": ["base"], "devices": ["base"], "model": ["base", "schedule"],
+            "streams": ["base", "schedule", "devices"],
             "host": ["base", "memory"],
             "processes": ["base", "memory", "host"], "links": ["base", "processes"],
             "control": ["base", "memory", "host", "processes", "links"],

@@ -1,5 +1,5 @@
 # The twin of the kernels for GPUs, which tests of other folders link too.
-tutti_helper(cuda_twin unit/cuda_kernels/twin.c ../kernels/cuda/names.c)
+tutti_helper(cuda_twin unit/cuda_kernels/twin.c)
 target_link_libraries(cuda_twin PUBLIC fake_cuda)
 target_compile_options(cuda_twin PRIVATE -O1 -ffp-contract=off -fno-lto)
 tutti_units(unit_cuda_kernels kernels cuda_kernels cuda_reduce cuda_codes cuda_norm cuda_copy cuda_launches cuda_image)

@@ -1,0 +1,128 @@
+/* A small copy may run after a wait that follows it: the stream publishes no position between the two, so no rank
+   depends on the copy until the wait is over. For the same reason two waits for a word become one, unless a write lies
+   between. */
+#include "backend/streams/commands.h"
+
+/* True if a counter has reached a value. Counters cross the end of 32 bits. */
+static bool position_is_reached(uint32_t counter, uint32_t value) { return (int32_t)(counter - value) >= 0; }
+static bool byte_ranges_overlap(CUdeviceptr a, size_t a_bytes, CUdeviceptr b, size_t b_bytes)
+{
+    return a < b + b_bytes && b < a + a_bytes;
+}
+static void commands_record_call_result(struct stream_commands *commands, CUresult result, const char *call)
+{
+    if (result && !commands->status) commands->status = cuda_check(result, call);
+}
+static void commands_flush_gathered_words(struct stream_commands *commands)
+{
+    if (commands->word_count && !commands->status)
+        commands_record_call_result(commands,
+            cuda.cuStreamBatchMemOp_v2(commands->stream, (unsigned)commands->word_count, commands->words, 0),
+            "cuStreamBatchMemOp");
+    commands->word_count = commands->first_wait = 0;
+}
+static void commands_flush_gathered(struct stream_commands *commands)
+{
+    commands_flush_gathered_words(commands);
+    if (commands->copy_count && !commands->status)
+        commands->status = stream_kernels_launch_copy(commands->site->kernels, commands->stream, commands->copies,
+            commands->copy_count);
+    commands->copy_count = 0;
+    commands->copy_bytes = 0;
+}
+void stream_commands_begin(struct stream_commands *commands, struct stream_site *site, CUstream stream)
+{
+    commands->site = site;
+    commands->stream = stream;
+    commands->status = TUTTI_OK;
+    commands->word_count = commands->copy_count = commands->first_wait = 0;
+    commands->copy_bytes = 0;
+}
+/* Returns the next free entry of the words. */
+static CUstreamBatchMemOpParams *commands_add_gathered_word(struct stream_commands *commands)
+{
+    if (commands->word_count == COMMANDS_WORDS) commands_flush_gathered(commands);
+    return &commands->words[commands->word_count++];
+}
+void stream_commands_await_word(struct stream_commands *commands, int rank, int word, uint32_t value)
+{
+    uint32_t *awaited = &commands->site->awaited[rank][word];
+    CUdeviceptr address = commands->site->words_at + stream_words_offset_of(rank, word);
+    if (position_is_reached(*awaited, value)) return;
+    *awaited = value;
+    if (commands->copy_bytes >= COPY_SOON) commands_flush_gathered(commands);
+    for (int i = commands->first_wait; i < commands->word_count; i++) {
+        if (commands->words[i].waitValue.address != address) continue;
+        commands->words[i].waitValue.value = value;
+        return;
+    }
+    CUstreamBatchMemOpParams *added = commands_add_gathered_word(commands);
+    *added = (CUstreamBatchMemOpParams){
+        .waitValue = {
+            .operation = CU_STREAM_MEM_OP_WAIT_VALUE_32,
+            .address = address,
+            .value = value,
+            .flags = CU_STREAM_WAIT_VALUE_GEQ,
+        },
+    };
+}
+/* The write follows the copies, so they are enqueued first. Without copies it joins the words. */
+void stream_commands_write_word(struct stream_commands *commands, int word, uint32_t value)
+{
+    if (commands->copy_count) commands_flush_gathered(commands);
+    CUstreamBatchMemOpParams *added = commands_add_gathered_word(commands);
+    *added = (CUstreamBatchMemOpParams){
+        .writeValue = {
+            .operation = CU_STREAM_MEM_OP_WRITE_VALUE_32,
+            .address = commands->site->words_at + stream_words_offset_of(commands->site->rank, word),
+            .value = value,
+            .flags = CU_STREAM_WRITE_VALUE_DEFAULT,
+        },
+    };
+    commands->first_wait = commands->word_count;
+}
+/* True if the copy must come after one that is gathered, because it touches what that one touches. */
+static bool copy_depends_on_gathered(const struct stream_commands *commands, const struct stream_copy *copy)
+{
+    for (int i = 0; i < commands->copy_count; i++) {
+        const struct stream_copy *other = &commands->copies[i];
+        if (byte_ranges_overlap(copy->to, copy->bytes, other->to, other->bytes)
+            || byte_ranges_overlap(copy->to, copy->bytes, other->from, other->bytes)
+            || byte_ranges_overlap(copy->from, copy->bytes, other->to, other->bytes))
+            return true;
+    }
+    return false;
+}
+void stream_commands_copy_bytes(struct stream_commands *commands, CUdeviceptr to, CUdeviceptr from, size_t bytes)
+{
+    struct stream_copy copy = { to, from, bytes };
+    if (to == from || !bytes) return;
+    if (bytes >= COPY_LARGE) {
+        commands_flush_gathered(commands);
+        if (!commands->status)
+            commands_record_call_result(commands, cuda.cuMemcpyAsync(to, from, bytes, commands->stream),
+                "cuMemcpyAsync");
+        return;
+    }
+    if (commands->copy_count == CUDA_COPIES || copy_depends_on_gathered(commands, &copy))
+        commands_flush_gathered(commands);
+    commands->copies[commands->copy_count++] = copy;
+    commands->copy_bytes += bytes;
+}
+void stream_commands_reduce(struct stream_commands *commands, const struct stream_reduce *reduce)
+{
+    commands_flush_gathered(commands);
+    if (!commands->status)
+        commands->status = stream_kernels_launch_reduce(commands->site->kernels, commands->stream, reduce);
+}
+void stream_commands_scale(struct stream_commands *commands, const struct stream_scale *scale)
+{
+    commands_flush_gathered(commands);
+    if (!commands->status)
+        commands->status = stream_kernels_launch_scale(commands->site->kernels, commands->stream, scale);
+}
+tutti_status stream_commands_finish(struct stream_commands *commands)
+{
+    commands_flush_gathered(commands);
+    return commands->status;
+}

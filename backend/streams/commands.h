@@ -1,0 +1,34 @@
+/* Enqueues waits, writes, copies and kernels on a stream. Waits, writes and small copies that follow each other are
+ * gathered, so that they take one call of the driver. The order that other ranks can observe stays that of the calls
+ * here. */
+#pragma once
+#include "backend/streams/site.h"
+#include "kernels/cuda/launch.h"
+
+/* COMMANDS_WORDS: the most words of a call. A copy of COPY_LARGE bytes or more is the driver's own. COPY_SOON: copies
+   of so many bytes together begin before the stream awaits more. */
+enum { COMMANDS_WORDS = 256, COPY_LARGE = 256 << 10, COPY_SOON = 64 << 10 };
+/* The words come before the copies. */
+struct stream_commands {
+    struct stream_site *site;
+    CUstream stream;
+    /* The first error; after it, calls have no effect. */
+    tutti_status status;
+    int word_count, copy_count;
+    /* Words from this one on are waits. */
+    int first_wait;
+    size_t copy_bytes;
+    CUstreamBatchMemOpParams words[COMMANDS_WORDS];
+    struct stream_copy copies[CUDA_COPIES];
+};
+/* Begins commands for a stream. */
+void stream_commands_begin(struct stream_commands *commands, struct stream_site *site, CUstream stream);
+/* Makes the stream wait until a word of a rank has reached `value`. */
+void stream_commands_await_word(struct stream_commands *commands, int rank, int word, uint32_t value);
+/* Makes the stream write a word of this rank after all commands before. */
+void stream_commands_write_word(struct stream_commands *commands, int word, uint32_t value);
+void stream_commands_copy_bytes(struct stream_commands *commands, CUdeviceptr to, CUdeviceptr from, size_t bytes);
+void stream_commands_reduce(struct stream_commands *commands, const struct stream_reduce *reduce);
+void stream_commands_scale(struct stream_commands *commands, const struct stream_scale *scale);
+/* Enqueues all that is gathered. Returns the first error of all calls. */
+tutti_status stream_commands_finish(struct stream_commands *commands);

@@ -1,0 +1,37 @@
+/* How a message is cut into tiles, and where the chunks of a tile lie in tensors and slots. */
+#pragma once
+#include "backend/schedule/schedule.h"
+#include "backend/streams/site.h"
+
+/* An operation of this rank. Every rank of the host calls the same one, by the same plan. */
+struct stream_operation {
+    /* A plan for private tensors: without messages, and peers touch slots only. */
+    const struct plan *plan;
+    CUdeviceptr input, output;
+    /* The bytes of one rank's part of the message, and of the whole message in one tile. */
+    size_t part_bytes, tile_bytes;
+    tutti_dtype dtype;
+    tutti_op op;
+    /* The factor of PREMUL_SUM. */
+    double factor;
+};
+struct stream_cut {
+    const struct stream_site *site;
+    const struct stream_operation *operation;
+    const struct schedule *schedule;
+    /* The bytes of a piece of a part, of a chunk, of a chunk in one tile, of a chunk in a slot, and of a slot. */
+    size_t piece_bytes, chunk_bytes, tile_bytes, slot_stride, tile_slot_bytes;
+    /* The offset of the operation's slots. */
+    size_t slots_at;
+    int tiles;
+};
+/* The memory of a chunk in a tile. */
+struct stream_piece {
+    CUdeviceptr at;
+    size_t bytes;
+};
+/* Cuts the message of an operation. UNSUPPORTED: the slots are too small for the plan. */
+tutti_status stream_cut_message(const struct stream_site *site, const struct stream_operation *operation,
+    struct stream_cut *out);
+/* Returns the memory of chunk `index` of a span in a tile. */
+struct stream_piece stream_cut_locate_chunk(const struct stream_cut *cut, const struct span *span, int index, int tile);

@@ -1,0 +1,226 @@
+/* The steps of an operation, in the order of a stream. Tile after tile runs: a tile waits only for the same tile on
+   other ranks and for earlier tiles, so all ranks come to the end. The prelude of a tile, which fills slots, runs
+   before the rest of the tile before, so that peers find it done when they come to it.
+
+   Positions count as on the CPU: base + 1 is the arrival, base + 2 + round * period + step a step. An operation of one
+   tile has WORD_ARRIVAL only. The other words have a base of their own, and each operation of several tiles ends by
+   writing its end into all of them. So a word is never behind its base by more than one operation, and signed
+   differences of 32 bits order all values that can meet. */
+#include "backend/streams/enqueue.h"
+#include "backend/base/dtype.h"
+#include "backend/base/memory.h"
+#include "backend/streams/commands.h"
+#include "backend/streams/release.h"
+#include <string.h>
+
+/* STREAM_OPERATIONS operations of the most positions are less than half of the way to POSITION_RELEASED. */
+enum { POSITIONS_MOST = 1 << 20 };
+struct stream_run {
+    struct stream_commands commands;
+    struct stream_cut cut;
+    uint32_t positions;
+    bool arrived;
+};
+
+/* ---- checks ---- */
+static tutti_status operation_check_plan_support(const struct stream_operation *operation,
+    const struct schedule *schedule)
+{
+    if (operation->plan->has_messages || operation->plan->slots > STREAM_SLOTS)
+        return status_refuse(TUTTI_UNSUPPORTED, "%s: plans with messages or more than %d slots do not run on streams",
+            operation->plan->algorithm->name, STREAM_SLOTS);
+    for (int i = 0; i < schedule->step_count; i++) {
+        const struct step *step = &schedule->steps[i];
+        if (step->from_count > CUDA_SOURCES || step->to_count > CUDA_DESTINATIONS)
+            return status_refuse(TUTTI_UNSUPPORTED,
+                "%s: a step has %d sources and %d destinations, but kernels have %d", operation->plan->algorithm->name,
+                step->from_count, step->to_count, CUDA_SOURCES);
+    }
+    return TUTTI_OK;
+}
+static tutti_status operation_check_support(const struct stream_site *site, const struct stream_cut *cut)
+{
+    const struct stream_operation *operation = cut->operation;
+    TRY(operation_check_plan_support(operation, cut->schedule));
+    if (collective_is_reduction(cut->schedule->collective))
+        TRY(status_mark_refusal(stream_kernels_check_operation(site->kernels, operation->dtype, operation->op)));
+    if ((uint64_t)cut->tiles * (uint64_t)operation->plan->period > POSITIONS_MOST)
+        return status_refuse(TUTTI_UNSUPPORTED, "%d tiles are too many for %d steps: use larger tiles or slots",
+            cut->tiles, operation->plan->period);
+    return TUTTI_OK;
+}
+
+/* ---- the declaration ---- */
+static uint64_t hash_add_value(uint64_t hash, uint64_t value)
+{
+    hash = (hash ^ value) * 0x9e3779b97f4a7c15u;
+    return hash ^ hash >> 29;
+}
+/* Returns a hash of all on which ranks must agree. */
+static uint64_t operation_make_fingerprint(const struct stream_operation *operation)
+{
+    uint64_t factor, hash = 0;
+    memcpy(&factor, &operation->factor, sizeof factor);
+    const struct algorithm *algorithm = operation->plan->algorithm;
+    for (const char *at = algorithm->name; *at; at++) hash = hash_add_value(hash, (unsigned char)*at);
+    const uint64_t values[] = { algorithm->collective, (uint64_t)operation->plan->root,
+        (uint64_t)operation->plan->slots, operation->part_bytes, operation->tile_bytes, operation->dtype, operation->op,
+        operation->op == TUTTI_PREMUL_SUM ? factor : 0 };
+    for (size_t i = 0; i < sizeof values / sizeof *values; i++) hash = hash_add_value(hash, values[i]);
+    return hash;
+}
+static void operation_publish_declaration(struct stream_site *site, const struct stream_operation *operation)
+{
+    uint64_t number = site->enqueued + 1;
+    struct stream_declaration *declared =
+        &stream_site_line_of_rank(site, site->rank)->declared[number % STREAM_OPERATIONS];
+    /* A peer that reads the old number and the new fingerprint reads the number again (release.c). */
+    atomic_store_explicit(&declared->number, 0, memory_order_relaxed);
+    atomic_thread_fence(memory_order_release);
+    atomic_store_explicit(&declared->fingerprint, operation_make_fingerprint(operation), memory_order_relaxed);
+    atomic_store_explicit(&declared->number, number, memory_order_release);
+}
+
+/* ---- positions ---- */
+static int run_word_of_tile(const struct stream_run *run, int tile)
+{
+    return run->cut.tiles == 1 ? WORD_ARRIVAL : WORD_SLOTS + tile % run->cut.operation->plan->slots;
+}
+static uint32_t run_position_in_tile(const struct stream_run *run, int tile, int step)
+{
+    const struct plan *plan = run->cut.operation->plan;
+    if (run->cut.tiles == 1) return run->cut.site->base + 2 + (uint32_t)step;
+    return run->cut.site->slots_base + 2 + (uint32_t)(tile / plan->slots * plan->period + step);
+}
+/* Returns how far an operation moves the base of the positions of its tiles. */
+static uint32_t run_count_tile_positions(const struct stream_run *run)
+{
+    const struct plan *plan = run->cut.operation->plan;
+    int rounds = run->cut.tiles == 1 ? 1 : (run->cut.tiles + plan->slots - 1) / plan->slots;
+    return (uint32_t)(2 + rounds * plan->period);
+}
+static void run_await_position_of_tile(struct stream_run *run, const struct wait *wait, int tile)
+{
+    stream_commands_await_word(&run->commands, plan_member_of_rank(run->cut.operation->plan, wait->rank),
+        run_word_of_tile(run, tile), run_position_in_tile(run, tile, wait->step));
+}
+static void run_await_position(struct stream_run *run, const struct wait *wait, int tile)
+{
+    int slots = run->cut.operation->plan->slots, tiles = run->cut.tiles;
+    if (wait->lag == SAME_TILE) run_await_position_of_tile(run, wait, tile);
+    if (wait->lag == SLOT_REUSE && tile >= slots) run_await_position_of_tile(run, wait, tile - slots);
+    for (int last = tiles > slots ? tiles - slots : 0; wait->lag == EVERY_TILE && last < tiles; last++)
+        run_await_position_of_tile(run, wait, last);
+}
+/* Makes the stream wait until all ranks have arrived. */
+static void run_await_all_arrivals(struct stream_run *run)
+{
+    const struct stream_site *site = run->cut.site;
+    for (int rank = 0; rank < site->ranks && !run->arrived; rank++)
+        if (rank != site->rank) stream_commands_await_word(&run->commands, rank, WORD_ARRIVAL, site->base + 1);
+    run->arrived = true;
+}
+
+/* ---- steps ---- */
+/* Computes chunk `index` of a work step. */
+static void step_enqueue_work_on_chunk(struct stream_run *run, const struct step *step, int index, int tile)
+{
+    const struct stream_operation *operation = run->cut.operation;
+    const struct span *spans = step_from(run->cut.schedule, step);
+    CUdeviceptr at[CUDA_SOURCES + CUDA_DESTINATIONS], *to = at + step->from_count;
+    size_t bytes = SIZE_MAX;
+    for (int k = 0; k < step->from_count + step->to_count; k++) {
+        struct stream_piece piece = stream_cut_locate_chunk(&run->cut, &spans[k], index, tile);
+        at[k] = piece.at;
+        bytes = size_smaller(bytes, piece.bytes);
+    }
+    if (!bytes) return;
+    size_t count = bytes / dtype_bytes(operation->dtype);
+    int divisor = step->finish && operation->op == TUTTI_AVG ? run->cut.schedule->size : 1;
+    if (step->from_count > 1 || divisor > 1) {
+        struct stream_reduce reduce = { to, at, step->to_count, step->from_count, divisor, count, operation->dtype,
+            operation->op };
+        stream_commands_reduce(&run->commands, &reduce);
+        return;
+    }
+    for (int k = 0; k < step->to_count; k++) {
+        struct stream_scale scale = { to[k], at[0], count, operation->dtype, operation->factor };
+        if (step->premultiplies && operation->op == TUTTI_PREMUL_SUM) stream_commands_scale(&run->commands, &scale);
+        else stream_commands_copy_bytes(&run->commands, to[k], at[0], bytes);
+    }
+}
+static void run_enqueue_step_of_tile(struct stream_run *run, int number, int tile)
+{
+    const struct schedule *schedule = run->cut.schedule;
+    const struct step *step = &schedule->steps[number];
+    for (int w = 0; w < step->wait_count; w++) run_await_position(run, &schedule->waits[step->wait + w], tile);
+    for (int i = 0; step->kind == WORK && i < step_to(schedule, step)->count; i++)
+        step_enqueue_work_on_chunk(run, step, i, tile);
+    if (step_publishes(step, tile, run->cut.tiles, run->cut.operation->plan->slots))
+        stream_commands_write_word(&run->commands, run_word_of_tile(run, tile),
+            run_position_in_tile(run, tile, number));
+}
+/* Fills the slots of a tile, and in the first tile publishes the arrival, unless the last position announces it. */
+static void run_enqueue_prelude_of_tile(struct stream_run *run, int tile)
+{
+    const struct schedule *schedule = run->cut.schedule;
+    int last = schedule->prelude - 1;
+    for (int step = 0; step <= last; step++) run_enqueue_step_of_tile(run, step, tile);
+    if (tile > 0) return;
+    bool announces = run->cut.tiles == 1 && last >= 0
+        && step_publishes(&schedule->steps[last], 0, 1, run->cut.operation->plan->slots);
+    if (!announces) stream_commands_write_word(&run->commands, WORD_ARRIVAL, run->cut.site->base + 1);
+}
+static void run_enqueue_rest_of_tile(struct stream_run *run, int tile)
+{
+    run_await_all_arrivals(run);
+    for (int step = run->cut.schedule->prelude; step < run->cut.schedule->step_count; step++)
+        run_enqueue_step_of_tile(run, step, tile);
+}
+static void run_enqueue_all_tiles(struct stream_run *run)
+{
+    /* With one slot, the prelude of the next tile waits for the peers' rest of this one. */
+    int ahead = run->cut.operation->plan->slots > 1 ? 1 : 0;
+    for (int tile = 0; tile < run->cut.tiles + ahead; tile++) {
+        if (tile < run->cut.tiles) run_enqueue_prelude_of_tile(run, tile);
+        if (tile >= ahead) run_enqueue_rest_of_tile(run, tile - ahead);
+    }
+}
+/* Publishes the end: in all words of slots if tiles have used them, and for the host. */
+static void run_publish_end(struct stream_run *run, struct stream_site *site)
+{
+    uint32_t positions = run_count_tile_positions(run);
+    bool has_tiles = run->cut.tiles > 1;
+    for (int slot = 0; has_tiles && slot < STREAM_SLOTS; slot++)
+        stream_commands_write_word(&run->commands, WORD_SLOTS + slot, site->slots_base + positions);
+    stream_commands_write_word(&run->commands, WORD_DONE, (uint32_t)(site->enqueued + 1));
+    site->base += has_tiles ? 2 : positions;
+    site->slots_base += has_tiles ? positions : 0;
+    site->enqueued++;
+}
+tutti_status stream_site_enqueue_operation(struct stream_site *site, const struct stream_operation *operation,
+    CUstream stream, uint64_t *number)
+{
+    struct stream_run run;
+    bool entered;
+    TRY(stream_site_poll_group(site));
+    if (site->enqueued - site->compared >= STREAM_OPERATIONS) return TUTTI_IN_PROGRESS;
+    TRY(stream_cut_message(site, operation, &run.cut));
+    TRY(stream_site_enter_context(site, &entered));
+    tutti_status status = operation_check_support(site, &run.cut);
+    if (!status) {
+        run.arrived = false;
+        stream_commands_begin(&run.commands, site, stream);
+        operation_publish_declaration(site, operation);
+        if (site->enqueued && stream != site->stream)
+            stream_commands_await_word(&run.commands, site->rank, WORD_DONE, (uint32_t)site->enqueued);
+        run_enqueue_all_tiles(&run);
+        run_publish_end(&run, site);
+        status = stream_commands_finish(&run.commands);
+        site->stream = stream;
+        *number = site->enqueued;
+        if (status) stream_site_fail_group(site, status, site->rank);
+    }
+    stream_site_leave_context(entered);
+    return status;
+}

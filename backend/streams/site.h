@@ -1,0 +1,72 @@
+/* A rank's place for operations on streams: its device, its slots there, the slots of its peers, and the words of the
+ * host. Only one thread at a time may use a site. */
+#pragma once
+#include "backend/devices/cuda.h"
+#include "backend/streams/kernels.h"
+#include "backend/streams/words.h"
+
+/* How a site is made. All but `rank`, `device` and `words` are equal on all ranks. */
+struct stream_settings {
+    /* `rank` and `ranks` count the ranks of this host. */
+    int rank, ranks;
+    CUdevice device;
+    /* The bytes of this rank's slots; rounded up to blocks of 2 MiB. */
+    size_t slot_bytes;
+    /* stream_words_count_bytes(ranks) bytes of shared memory, which every rank has mapped at an address of its own and
+       keeps mapped as long as the site. */
+    void *words;
+    /* The kernels, as cuModuleLoadData takes them. */
+    const void *image;
+};
+/* The address of a rank's slots, by which its peers reach them. Any memory may carry it. */
+struct stream_address {
+    /* The process of the rank, by a random number. */
+    uint64_t process;
+    /* Where the slots are in that process, and at which offset in the memory that the handle opens. */
+    CUdeviceptr slots;
+    uint64_t offset;
+    int32_t device, has_handle;
+    CUipcMemHandle handle;
+};
+/* The positions of operations count from a base (enqueue.c), and cross the end of 32 bits. */
+struct stream_site {
+    int rank, ranks;
+    CUdevice device;
+    CUcontext context;
+    struct stream_kernels *kernels;
+    struct stream_words *words;
+    /* The address of the words for devices. */
+    CUdeviceptr words_at;
+    /* The slots of each rank, in two halves of half_bytes, and what this rank has opened to reach them, or 0. */
+    CUdeviceptr *slots, *opened;
+    size_t half_bytes;
+    /* [rank][word]: the highest values that this rank's streams have awaited. */
+    uint32_t (*awaited)[STREAM_WORDS];
+    /* The bases of WORD_ARRIVAL, and of the other positions. */
+    uint32_t base, slots_base;
+    /* The numbers of the last operation that was enqueued, that all ranks have declared equally, and that the host has
+       seen to be done, counted from 1. */
+    uint64_t enqueued, compared, completed;
+    /* The stream of the last operation. */
+    CUstream stream;
+};
+/* Opens the device and allocates the slots. */
+tutti_status stream_site_create(const struct stream_settings *settings, struct stream_site **out);
+/* Describes this rank's slots to its peers. */
+tutti_status stream_site_export_address(const struct stream_site *site, struct stream_address *out);
+/* Opens the slots of all ranks, by what each has exported. */
+tutti_status stream_site_connect_peers(struct stream_site *site, const struct stream_address *addresses);
+/* Closes the slots of all other ranks, after all operations are done. */
+void stream_site_disconnect_peers(struct stream_site *site);
+/* Frees the slots, after all ranks have disconnected. NULL is fine. */
+void stream_site_destroy(struct stream_site *site);
+/* Makes the site's context current on this thread, if it is not; *entered tells stream_site_leave_context to undo that.
+   */
+tutti_status stream_site_enter_context(const struct stream_site *site, bool *entered);
+void stream_site_leave_context(bool entered);
+
+/* Returns the words of a rank of this host. */
+static inline struct stream_line *stream_site_line_of_rank(const struct stream_site *site, int rank)
+{
+    return &site->words->rank[rank];
+}
