@@ -1,6 +1,7 @@
-/* A small copy may run after a wait that follows it: the stream publishes no position between the two, so no rank
-   depends on the copy until the wait is over. For the same reason two waits for a word become one, unless a write lies
-   between. */
+/* Commands change places only where no other rank can see it, between two writes of words. A small copy may run after a
+   wait that follows it: the stream publishes no position between the two, so no rank depends on the copy until the wait
+   is over. For the same reason two waits for a word become one. A write that follows small copies may come later than
+   further copies, but not than a wait. */
 #include "backend/streams/commands.h"
 
 /* True if a counter has reached a value. Counters cross the end of 32 bits. */
@@ -21,57 +22,10 @@ static void commands_flush_gathered_words(struct stream_commands *commands)
             "cuStreamBatchMemOp");
     commands->word_count = commands->first_wait = 0;
 }
-static void commands_flush_gathered(struct stream_commands *commands)
+/* Appends a write to the words, of which there must be room. */
+static void commands_append_write(struct stream_commands *commands, int word, uint32_t value)
 {
-    commands_flush_gathered_words(commands);
-    if (commands->copy_count && !commands->status)
-        commands->status = stream_kernels_launch_copy(commands->site->kernels, commands->stream, commands->copies,
-            commands->copy_count);
-    commands->copy_count = 0;
-    commands->copy_bytes = 0;
-}
-void stream_commands_begin(struct stream_commands *commands, struct stream_site *site, CUstream stream)
-{
-    commands->site = site;
-    commands->stream = stream;
-    commands->status = TUTTI_OK;
-    commands->word_count = commands->copy_count = commands->first_wait = 0;
-    commands->copy_bytes = 0;
-}
-/* Returns the next free entry of the words. */
-static CUstreamBatchMemOpParams *commands_add_gathered_word(struct stream_commands *commands)
-{
-    if (commands->word_count == COMMANDS_WORDS) commands_flush_gathered(commands);
-    return &commands->words[commands->word_count++];
-}
-void stream_commands_await_word(struct stream_commands *commands, int rank, int word, uint32_t value)
-{
-    uint32_t *awaited = &commands->site->awaited[rank][word];
-    CUdeviceptr address = commands->site->words_at + stream_words_offset_of(rank, word);
-    if (position_is_reached(*awaited, value)) return;
-    *awaited = value;
-    if (commands->copy_bytes >= COPY_SOON) commands_flush_gathered(commands);
-    for (int i = commands->first_wait; i < commands->word_count; i++) {
-        if (commands->words[i].waitValue.address != address) continue;
-        commands->words[i].waitValue.value = value;
-        return;
-    }
-    CUstreamBatchMemOpParams *added = commands_add_gathered_word(commands);
-    *added = (CUstreamBatchMemOpParams){
-        .waitValue = {
-            .operation = CU_STREAM_MEM_OP_WAIT_VALUE_32,
-            .address = address,
-            .value = value,
-            .flags = CU_STREAM_WAIT_VALUE_GEQ,
-        },
-    };
-}
-/* The write follows the copies, so they are enqueued first. Without copies it joins the words. */
-void stream_commands_write_word(struct stream_commands *commands, int word, uint32_t value)
-{
-    if (commands->copy_count) commands_flush_gathered(commands);
-    CUstreamBatchMemOpParams *added = commands_add_gathered_word(commands);
-    *added = (CUstreamBatchMemOpParams){
+    commands->words[commands->word_count++] = (CUstreamBatchMemOpParams){
         .writeValue = {
             .operation = CU_STREAM_MEM_OP_WRITE_VALUE_32,
             .address = commands->site->words_at + stream_words_offset_of(commands->site->rank, word),
@@ -80,6 +34,69 @@ void stream_commands_write_word(struct stream_commands *commands, int word, uint
         },
     };
     commands->first_wait = commands->word_count;
+}
+/* Enqueues the words and copies. The late writes become the words. */
+static void commands_flush_copies(struct stream_commands *commands)
+{
+    commands_flush_gathered_words(commands);
+    if (commands->copy_count && !commands->status)
+        commands->status = stream_kernels_launch_copy(commands->site->kernels, commands->stream, commands->copies,
+            commands->copy_count);
+    commands->copy_count = 0;
+    commands->copy_bytes = 0;
+    for (int word = 0; word < STREAM_WORDS && commands->has_late; word++) {
+        if (commands->is_late[word]) commands_append_write(commands, word, commands->late_value[word]);
+        commands->is_late[word] = false;
+    }
+    commands->has_late = false;
+}
+/* Enqueues all that is gathered. */
+static void commands_flush_gathered(struct stream_commands *commands)
+{
+    commands_flush_copies(commands);
+    commands_flush_gathered_words(commands);
+}
+void stream_commands_begin(struct stream_commands *commands, struct stream_site *site, CUstream stream)
+{
+    commands->site = site;
+    commands->stream = stream;
+    commands->status = TUTTI_OK;
+    commands->word_count = commands->copy_count = commands->first_wait = 0;
+    commands->copy_bytes = 0;
+    commands->has_late = false;
+    for (int word = 0; word < STREAM_WORDS; word++) commands->is_late[word] = false;
+}
+void stream_commands_await_word(struct stream_commands *commands, int rank, int word, uint32_t value)
+{
+    uint32_t *awaited = &commands->site->awaited[rank][word];
+    CUdeviceptr address = commands->site->words_at + stream_words_offset_of(rank, word);
+    if (position_is_reached(*awaited, value)) return;
+    *awaited = value;
+    if (commands->copy_bytes >= COPY_SOON || commands->has_late) commands_flush_copies(commands);
+    for (int i = commands->first_wait; i < commands->word_count; i++) {
+        if (commands->words[i].waitValue.address != address) continue;
+        commands->words[i].waitValue.value = value;
+        return;
+    }
+    if (commands->word_count == COMMANDS_WORDS) commands_flush_gathered(commands);
+    commands->words[commands->word_count++] = (CUstreamBatchMemOpParams){
+        .waitValue = {
+            .operation = CU_STREAM_MEM_OP_WAIT_VALUE_32,
+            .address = address,
+            .value = value,
+            .flags = CU_STREAM_WAIT_VALUE_GEQ,
+        },
+    };
+}
+void stream_commands_write_word(struct stream_commands *commands, int word, uint32_t value)
+{
+    if (commands->copy_count) {
+        commands->late_value[word] = value;
+        commands->is_late[word] = commands->has_late = true;
+        return;
+    }
+    if (commands->word_count == COMMANDS_WORDS) commands_flush_gathered(commands);
+    commands_append_write(commands, word, value);
 }
 /* True if the copy must come after one that is gathered, because it touches what that one touches. */
 static bool copy_depends_on_gathered(const struct stream_commands *commands, const struct stream_copy *copy)
@@ -104,8 +121,9 @@ void stream_commands_copy_bytes(struct stream_commands *commands, CUdeviceptr to
                 "cuMemcpyAsync");
         return;
     }
-    if (commands->copy_count == CUDA_COPIES || copy_depends_on_gathered(commands, &copy))
-        commands_flush_gathered(commands);
+    bool must_follow = commands->copy_count == CUDA_COPIES || copy_depends_on_gathered(commands, &copy)
+        || (commands->has_late && commands->copy_bytes + bytes > COPY_SOON);
+    if (must_follow) commands_flush_copies(commands);
     commands->copies[commands->copy_count++] = copy;
     commands->copy_bytes += bytes;
 }

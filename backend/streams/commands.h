@@ -8,7 +8,7 @@
 /* COMMANDS_WORDS: the most words of a call. A copy of COPY_LARGE bytes or more is the driver's own. COPY_SOON: copies
    of so many bytes together begin before the stream awaits more. */
 enum { COMMANDS_WORDS = 256, COPY_LARGE = 256 << 10, COPY_SOON = 64 << 10 };
-/* The words come before the copies. */
+/* The words come first, then the copies, then the late writes. */
 struct stream_commands {
     struct stream_site *site;
     CUstream stream;
@@ -17,6 +17,9 @@ struct stream_commands {
     int word_count, copy_count;
     /* Words from this one on are waits. */
     int first_wait;
+    /* Writes of this rank's words after the copies, and which words these are. */
+    uint32_t late_value[STREAM_WORDS];
+    bool is_late[STREAM_WORDS], has_late;
     size_t copy_bytes;
     CUstreamBatchMemOpParams words[COMMANDS_WORDS];
     struct stream_copy copies[CUDA_COPIES];

@@ -198,6 +198,15 @@ static void run_publish_end(struct stream_run *run, struct stream_site *site)
     site->slots_base += has_tiles ? positions : 0;
     site->enqueued++;
 }
+/* Fails the group after an operation of which only a part was enqueued. The stream still writes that it has ended. A
+   driver that refuses this too runs no work any more, so then the host writes it. */
+static void run_fail_group(struct stream_run *run, struct stream_site *site, tutti_status status)
+{
+    CUdeviceptr done = site->words_at + stream_words_offset_of(site->rank, WORD_DONE);
+    stream_site_fail_group(site, status, site->rank);
+    if (cuda.cuStreamWriteValue32_v2(run->commands.stream, done, (uint32_t)site->enqueued, 0))
+        atomic_store(&stream_site_line_of_rank(site, site->rank)->done, (uint32_t)site->enqueued);
+}
 tutti_status stream_site_enqueue_operation(struct stream_site *site, const struct stream_operation *operation,
     CUstream stream, uint64_t *number)
 {
@@ -219,7 +228,7 @@ tutti_status stream_site_enqueue_operation(struct stream_site *site, const struc
         status = stream_commands_finish(&run.commands);
         site->stream = stream;
         *number = site->enqueued;
-        if (status) stream_site_fail_group(site, status, site->rank);
+        if (status) run_fail_group(&run, site, status);
     }
     stream_site_leave_context(entered);
     return status;

@@ -1,7 +1,8 @@
 /* A stream that waits can be ended only by a write of the word, so a failure raises all words of all ranks above every
    position that may be awaited. A device may afterwards write a lower position, hence each poll raises them again until
    this rank's streams are idle. Before the words, the failure is written: a host that sees an operation done, and then
-   no failure, knows that it was not released. */
+   no failure, knows that it was not released. An operation also counts as done only when all ranks have declared it
+   equally, because streams may come to the end of different operations. */
 #include "backend/streams/release.h"
 
 /* This is added to a base, see POSITIONS_MOST. */
@@ -72,13 +73,13 @@ static void site_compare_new_declarations(struct stream_site *site)
 }
 tutti_status stream_site_poll_group(struct stream_site *site)
 {
-    uint64_t done = site_read_done_number(site), failure = atomic_load(&site->words->failure);
+    uint64_t done = site_read_done_number(site);
+    site_compare_new_declarations(site);
+    uint64_t failure = atomic_load(&site->words->failure);
     if (!failure) {
-        site->completed = done;
-        site_compare_new_declarations(site);
-        failure = atomic_load(&site->words->failure);
+        site->completed = done < site->compared ? done : site->compared;
+        return TUTTI_OK;
     }
-    if (!failure) return TUTTI_OK;
     site_release_waiting_streams(site);
     return failure_report_as_error(failure);
 }

@@ -91,7 +91,9 @@ CUresult fake_cuIpcOpenMemHandle_v2(CUdeviceptr *out, CUipcMemHandle bytes, unsi
     else mapping = handle_map(&handle);
     result = mapping ? peer_access_enable(context, mapping->physical->device, flags) : CUDA_ERROR_INVALID_VALUE;
     if (!result) *out = mapping->begin + handle.offset;
+    CUdeviceptr begin = mapping ? mapping->begin : 0;
     memory_unlock();
+    if (result && begin) fake_cuIpcCloseMemHandle(begin);
     return result;
 }
 CUresult fake_cuIpcCloseMemHandle(CUdeviceptr address)

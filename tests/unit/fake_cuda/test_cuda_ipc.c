@@ -114,6 +114,17 @@ static void importer_is_refused_peer_access(int peer)
     device_use(0);
     expect_result(cuIpcOpenMemHandle_v2(&address, handle_receive(peer), 1), CUDA_ERROR_PEER_ACCESS_UNSUPPORTED);
     peers_meet(peer);
+    peers_meet(peer);
+}
+/* The other process was refused, so it maps nothing. */
+static void owner_frees_unopened(int peer)
+{
+    device_use(1);
+    CUdeviceptr memory = memory_new(BYTES);
+    handle_send(peer, memory);
+    peers_meet(peer);
+    expect_success(cuMemFree_v2(memory));
+    peers_meet(peer);
 }
 static void ipc_is_refused(int peer)
 {
@@ -126,7 +137,7 @@ static void test_sharing_may_be_refused(void **state)
 {
     (void)state;
     assert_child(ipc_is_refused, "FAKE_CUDA_IPC=0");
-    assert_children(owner_stays, importer_is_refused_peer_access, "FAKE_CUDA_PEER=0");
+    assert_children(owner_frees_unopened, importer_is_refused_peer_access, "FAKE_CUDA_PEER=0");
 }
 
 /* ---- the owner ends first ---- */

@@ -1,0 +1,268 @@
+/* Failures: a rank that never comes, that dies, that calls something else, and a driver that refuses. Every stream
+   ends, operations that were done stay done, and the device stays usable. */
+#include "tests/unit/streams/cases.h"
+
+/* Ranks that disagree, or of which one is released, access slots without order. */
+#define UNORDERED "FAKE_CUDA_ORDER=0 FAKE_CUDA_DELAY=shuffled FAKE_CUDA_DELAY_US=300"
+enum { PAUSE_US = 200 };
+
+static struct stream_case allreduce_case(size_t count, uint64_t seed)
+{
+    return (struct stream_case){ .algorithm = collectives_find_algorithm(ALLREDUCE, "two_shot"),
+        .dtype = TUTTI_FLOAT32,
+        .count = count,
+        .tile_bytes = 1024,
+        .slots = 2,
+        .seed = seed };
+}
+/* Polls until the streams of this rank have ended. */
+static void rank_drain(struct stream_rank *rank)
+{
+    while (!stream_site_is_idle(rank->site)) {
+        stream_site_poll_group(rank->site);
+        usleep(PAUSE_US);
+    }
+    expect_success(cuCtxSynchronize());
+}
+/* Enqueues an operation, unless the group has failed before with this status. */
+static void case_enqueue_or_fail(struct stream_rank *rank, struct case_run *run, CUstream stream, tutti_status failure)
+{
+    struct stream_operation operation = { &run->plan, run->input, run->output, run->given.count * sizeof(float),
+        run->given.tile_bytes, TUTTI_FLOAT32, TUTTI_SUM, 1 };
+    tutti_status status = stream_site_enqueue_operation(rank->site, &operation, stream, &run->number);
+    expect_true(status == TUTTI_OK || status == failure);
+}
+/* The device copies as if there had been no failure. */
+static void device_is_usable(void)
+{
+    CUdeviceptr memory = memory_new(64);
+    expect_success(cuMemsetD32Async(memory, 7, 16, stream_new()));
+    expect_success(cuCtxSynchronize());
+    expect_true(word_at(memory) == 7);
+}
+static void detail_expect(const char *text)
+{
+    if (strstr(status_detail(), text)) return;
+    fprintf(stderr, "the error lacks \"%s\": %s\n", text, status_detail());
+    expect_true(false);
+}
+
+/* ---- ranks that do not come ---- */
+static void ranks_lose_one(struct stream_rank *rank)
+{
+    CUstream streams[] = { stream_new(), stream_new() };
+    struct case_run done, lost[3];
+    struct stream_case c = allreduce_case(500, 1);
+    case_prepare(rank, &c, &done);
+    case_enqueue(rank, &done, streams[0]);
+    expect_true(rank_wait(rank, done.number) == TUTTI_OK);
+    ranks_meet(rank);
+    if (rank->rank) _exit(0);
+    c = allreduce_case(3000, 2);
+    for (int i = 0; i < 3; i++) {
+        case_prepare(rank, &c, &lost[i]);
+        case_enqueue(rank, &lost[i], streams[i % 2]);
+    }
+    for (int i = 0; i < 20; i++)
+        expect_true(stream_site_test_operation(rank->site, lost[0].number) == TUTTI_IN_PROGRESS);
+    stream_site_fail_group(rank->site, TUTTI_PEER_LOST, 1);
+    rank_drain(rank);
+    expect_true(stream_site_test_operation(rank->site, done.number) == TUTTI_OK);
+    for (int i = 0; i < 3; i++) expect_true(stream_site_test_operation(rank->site, lost[i].number) == TUTTI_PEER_LOST);
+    detail_expect("rank 1 of this host");
+    case_check(rank, &done);
+    device_is_usable();
+    uint64_t number;
+    struct stream_operation operation = { &lost[0].plan, lost[0].input, lost[0].output, 12000, 1024, TUTTI_FLOAT32,
+        TUTTI_SUM, 1 };
+    expect_true(stream_site_enqueue_operation(rank->site, &operation, streams[0], &number) == TUTTI_PEER_LOST);
+    stream_site_disconnect_peers(rank->site);
+    stream_site_destroy(rank->site);
+    expect_true(fake_cuda_reports() == 0);
+}
+static void test_streams_end_if_a_rank_dies(void **state)
+{
+    (void)state;
+    assert_ranks(&(struct ranks_setup){ 2, 1, 0, "FAKE_CUDA_DELAY=shuffled" }, ranks_lose_one);
+}
+/* One rank has enqueued its operation behind work that never ends, and dies there. */
+static void ranks_lose_one_that_works(struct stream_rank *rank)
+{
+    CUstream stream = stream_new();
+    struct case_run run;
+    struct stream_case c = allreduce_case(4000, 1);
+    case_prepare(rank, &c, &run);
+    uint32_t *word = host_new(4);
+    if (rank->rank == 1) expect_success(cuStreamWaitValue32_v2(stream, (uintptr_t)word, 1, CU_STREAM_WAIT_VALUE_GEQ));
+    case_enqueue(rank, &run, stream);
+    ranks_meet(rank);
+    if (rank->rank == 1) _exit(0);
+    if (rank->rank == 0) stream_site_fail_group(rank->site, TUTTI_PEER_LOST, 1);
+    expect_true(rank_wait(rank, run.number) == TUTTI_PEER_LOST);
+    rank_drain(rank);
+    device_is_usable();
+    stream_site_disconnect_peers(rank->site);
+}
+static void test_all_ranks_report_the_first_failure(void **state)
+{
+    (void)state;
+    assert_ranks(&(struct ranks_setup){ 3, 2, 0, UNORDERED }, ranks_lose_one_that_works);
+}
+
+/* ---- disagreements ---- */
+static void ranks_disagree(struct stream_rank *rank)
+{
+    CUstream stream = stream_new();
+    struct case_run same, other;
+    struct stream_case c = allreduce_case(500, 1);
+    case_prepare(rank, &c, &same);
+    case_enqueue(rank, &same, stream);
+    expect_true(rank_wait(rank, same.number) == TUTTI_OK);
+    ranks_meet(rank);
+    c = allreduce_case(rank->rank ? 9000 : 600, 2);
+    case_prepare(rank, &c, &other);
+    case_enqueue_or_fail(rank, &other, stream, TUTTI_MISMATCH);
+    case_enqueue_or_fail(rank, &other, stream, TUTTI_MISMATCH);
+    for (uint64_t number = 2; number <= 3; number++) expect_true(rank_wait(rank, number) == TUTTI_MISMATCH);
+    rank_drain(rank);
+    expect_true(stream_site_test_operation(rank->site, same.number) == TUTTI_OK);
+    case_check(rank, &same);
+    device_is_usable();
+    ranks_meet(rank);
+    stream_site_disconnect_peers(rank->site);
+}
+static void test_a_disagreement_fails_all_ranks(void **state)
+{
+    (void)state;
+    assert_ranks(&(struct ranks_setup){ 2, 1, 0, UNORDERED }, ranks_disagree);
+    assert_ranks(&(struct ranks_setup){ 3, 2, 0, UNORDERED }, ranks_disagree);
+}
+
+/* ---- refusals ---- */
+static tutti_status case_try(struct stream_rank *rank, const struct case_run *run, tutti_dtype dtype, tutti_op op)
+{
+    uint64_t number;
+    struct stream_operation operation = { &run->plan, run->input, run->output, 4096, 1024, dtype, op, 1 };
+    return stream_site_enqueue_operation(rank->site, &operation, NULL, &number);
+}
+static void ranks_refuse(struct stream_rank *rank)
+{
+    struct case_run run;
+    struct stream_case c = allreduce_case(1024, 1);
+    case_prepare(rank, &c, &run);
+    expect_true(case_try(rank, &run, TUTTI_FLOAT32, TUTTI_BAND) == TUTTI_INVALID_ARGUMENT && status_is_refusal());
+    plan_finish(&run.plan);
+    rank_plan(rank, collectives_find_algorithm(ALLREDUCE, "ring"), 0, 1, &run.plan);
+    expect_true(case_try(rank, &run, TUTTI_FLOAT32, TUTTI_SUM) == TUTTI_UNSUPPORTED && status_is_refusal());
+    detail_expect("ring");
+    size_t half = rank->site->half_bytes;
+    rank->site->half_bytes = 128;
+    plan_finish(&run.plan);
+    rank_plan(rank, c.algorithm, 0, 2, &run.plan);
+    expect_true(case_try(rank, &run, TUTTI_FLOAT32, TUTTI_SUM) == TUTTI_UNSUPPORTED && status_is_refusal());
+    rank->site->half_bytes = half;
+    case_enqueue(rank, &run, stream_new());
+    expect_true(rank_wait(rank, run.number) == TUTTI_OK);
+    case_check(rank, &run);
+    rank_close(rank);
+}
+static void test_refused_operations_leave_the_group_as_it_was(void **state)
+{
+    (void)state;
+    assert_ranks(&(struct ranks_setup){ 2, 1, 0, NULL }, ranks_refuse);
+}
+static void ranks_fail_to_launch(struct stream_rank *rank)
+{
+    struct case_run run;
+    struct stream_case c = allreduce_case(1024, 1);
+    case_prepare(rank, &c, &run);
+    if (rank->rank == 0) {
+        fake_cuda_fail("cuLaunchKernel", 2, false, CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES);
+        expect_true(case_try(rank, &run, TUTTI_FLOAT32, TUTTI_SUM) == TUTTI_SYSTEM);
+        detail_expect("cuLaunchKernel failed");
+    } else {
+        case_enqueue_or_fail(rank, &run, stream_new(), TUTTI_SYSTEM);
+        expect_true(rank_wait(rank, 1) == TUTTI_SYSTEM);
+    }
+    rank_drain(rank);
+    device_is_usable();
+    ranks_meet(rank);
+    stream_site_disconnect_peers(rank->site);
+}
+static void test_an_error_of_the_driver_fails_the_group(void **state)
+{
+    (void)state;
+    assert_ranks(&(struct ranks_setup){ 2, 1, 0, UNORDERED }, ranks_fail_to_launch);
+}
+/* A rank may enqueue 256 operations before another comes; then it tries again later. */
+static void ranks_run_ahead(struct stream_rank *rank)
+{
+    struct case_run run;
+    struct stream_case c = { collectives_find_algorithm(BARRIER, "read"), TUTTI_FLOAT32, TUTTI_SUM, 0, 1, 0, 1, false,
+        1 };
+    CUstream stream = stream_new();
+    case_prepare(rank, &c, &run);
+    struct stream_operation operation = { &run.plan, 0, 0, 0, 1, TUTTI_FLOAT32, TUTTI_SUM, 1 };
+    uint64_t number = 0;
+    for (int i = 0; rank->rank == 0 && i < STREAM_OPERATIONS; i++)
+        expect_true(stream_site_enqueue_operation(rank->site, &operation, stream, &number) == TUTTI_OK);
+    if (rank->rank == 0) {
+        expect_true(stream_site_enqueue_operation(rank->site, &operation, stream, &number) == TUTTI_IN_PROGRESS);
+        expect_true(number == STREAM_OPERATIONS && rank->site->enqueued == number);
+    }
+    ranks_meet(rank);
+    for (int i = rank->rank ? 0 : STREAM_OPERATIONS; i < 3 * STREAM_OPERATIONS; i++)
+        number = rank_enqueue(rank, &operation, stream);
+    expect_true(number == 3 * STREAM_OPERATIONS && rank_wait(rank, number) == TUTTI_OK);
+    rank_close(rank);
+}
+static void test_a_rank_may_run_ahead_of_others(void **state)
+{
+    (void)state;
+    assert_ranks(&(struct ranks_setup){ 2, 1, 0, "FAKE_CUDA_ORDER=0" }, ranks_run_ahead);
+}
+
+/* ---- the checker ---- */
+/* Rank 0 leaves out the waits of its last step, and so reads sums that may not be there. */
+static void ranks_leave_out_waits(struct stream_rank *rank)
+{
+    struct case_run run;
+    struct stream_case c = allreduce_case(2000, 1);
+    c.tile_bytes = 1 << 20;
+    case_prepare(rank, &c, &run);
+    struct schedule *schedule = &run.plan.ranks[rank->rank];
+    for (int i = 2; i < schedule->step_count && rank->rank == 0; i++) schedule->steps[i].wait_count = 0;
+    case_enqueue(rank, &run, stream_new());
+    rank_wait(rank, run.number);
+    ranks_meet(rank);
+    expect_success(cuCtxSynchronize());
+    stream_site_disconnect_peers(rank->site);
+    ranks_meet(rank);
+}
+static void test_a_missing_wait_is_reported(void **state)
+{
+    (void)state;
+#ifdef __SANITIZE_THREAD__
+    /* The race that this test plants is one for the thread sanitizer too. */
+    skip();
+#endif
+    int status = ranks_run(&(struct ranks_setup){ 2, 1, 0, "FAKE_CUDA_DELAY=shuffled FAKE_CUDA_HOST_READS=0" },
+        ranks_leave_out_waits);
+    assert_true(status == CHILD_REPORTED);
+    assert_non_null(strstr(child_said, "nothing orders the two"));
+}
+
+unit_function test_stream_failures;
+int test_stream_failures(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_streams_end_if_a_rank_dies),
+        cmocka_unit_test(test_all_ranks_report_the_first_failure),
+        cmocka_unit_test(test_a_disagreement_fails_all_ranks),
+        cmocka_unit_test(test_refused_operations_leave_the_group_as_it_was),
+        cmocka_unit_test(test_an_error_of_the_driver_fails_the_group),
+        cmocka_unit_test(test_a_rank_may_run_ahead_of_others),
+        cmocka_unit_test(test_a_missing_wait_is_reported),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
