@@ -1,6 +1,8 @@
-/* The kernels' machine code, as a file that cuModuleLoadData takes: libtutti_cuda.so has this symbol alone, so that a
- * process without a GPU does not load it. */
+/* The kernels' machine code, as a file that cuModuleLoadData takes. libtutti_cuda.so has only this, so that a process
+ * without a GPU does not load it. */
 #include "kernels/cuda/image.h"
+
+const uint64_t tutti_cuda_sources = TUTTI_CUDA_SOURCES;
 
 __asm__(".pushsection .rodata\n"
         ".balign 64\n"

@@ -1,5 +1,6 @@
-/* libtutti_cuda.so opens without a GPU and has an image that the driver takes: a fat binary. Its build has checked that
-   no kernel spills registers, and that no instruction rounds differently from kernels/cpu. */
+/* libtutti_cuda.so opens without a GPU and has an image that the driver takes, a fat binary, and the hash of its
+   sources. Its build has checked that no kernel spills registers, and that no instruction rounds differently from
+   kernels/cpu. */
 #include "kernels/cuda/image.h"
 #include "tests/support/unit.h"
 #include <dlfcn.h>
@@ -14,6 +15,8 @@ static void test_image_is_a_fat_binary(void **state)
     const unsigned char *image = dlsym(library, "tutti_cuda_image");
     assert_non_null(image);
     assert_memory_equal(image, magic, sizeof magic);
+    const uint64_t *sources = dlsym(library, "tutti_cuda_sources");
+    assert_true(sources && *sources == TUTTI_CUDA_SOURCES);
     dlclose(library);
 #else
     print_message(

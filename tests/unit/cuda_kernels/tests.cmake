@@ -8,7 +8,7 @@ set_target_properties(unit_cuda_kernels PROPERTIES ENABLE_EXPORTS ON)
 # The image is built first, which also checks that no kernel spills registers. Sanitizers would not change it.
 if(TARGET tutti_cuda AND NOT TUTTI_SANITIZE)
   set_source_files_properties(unit/cuda_kernels/test_cuda_image.c PROPERTIES
-    COMPILE_DEFINITIONS "CUDA_IMAGE=\"$<TARGET_FILE:tutti_cuda>\"")
+    COMPILE_DEFINITIONS "CUDA_IMAGE=\"$<TARGET_FILE:tutti_cuda>\";TUTTI_CUDA_SOURCES=${TUTTI_CUDA_SOURCES}")
   add_test(NAME build_cuda_image COMMAND ${CMAKE_COMMAND} --build ${CMAKE_BINARY_DIR} --target tutti_cuda)
   set_tests_properties(build_cuda_image PROPERTIES FIXTURES_SETUP cuda_image TIMEOUT ${seconds})
   set_tests_properties(test_cuda_image PROPERTIES FIXTURES_REQUIRED cuda_image)

@@ -138,6 +138,28 @@ static void test_a_disagreement_fails_all_ranks(void **state)
     assert_ranks(&(struct ranks_setup){ 3, 2, 0, UNORDERED }, ranks_disagree);
 }
 
+/* The streams of both ranks come to the end of operations that differ only in their type. */
+static void ranks_differ_in_type(struct stream_rank *rank)
+{
+    struct case_run run;
+    struct stream_case c = allreduce_case(500, 1);
+    uint64_t number;
+    case_prepare(rank, &c, &run);
+    struct stream_operation operation = { &run.plan, run.input, run.output, 2000, 1024,
+        rank->rank ? TUTTI_INT32 : TUTTI_FLOAT32, TUTTI_SUM, 1 };
+    expect_true(stream_site_enqueue_operation(rank->site, &operation, stream_new(), &number) == TUTTI_OK);
+    while (!stream_site_is_idle(rank->site)) usleep(PAUSE_US);
+    expect_true(stream_site_test_operation(rank->site, number) == TUTTI_MISMATCH);
+    expect_success(cuCtxSynchronize());
+    ranks_meet(rank);
+    stream_site_disconnect_peers(rank->site);
+}
+static void test_operations_that_differ_are_not_done(void **state)
+{
+    (void)state;
+    assert_ranks(&(struct ranks_setup){ 2, 1, 0, UNORDERED }, ranks_differ_in_type);
+}
+
 /* ---- refusals ---- */
 static tutti_status case_try(struct stream_rank *rank, const struct case_run *run, tutti_dtype dtype, tutti_op op)
 {
@@ -259,6 +281,7 @@ int test_stream_failures(void)
         cmocka_unit_test(test_streams_end_if_a_rank_dies),
         cmocka_unit_test(test_all_ranks_report_the_first_failure),
         cmocka_unit_test(test_a_disagreement_fails_all_ranks),
+        cmocka_unit_test(test_operations_that_differ_are_not_done),
         cmocka_unit_test(test_refused_operations_leave_the_group_as_it_was),
         cmocka_unit_test(test_an_error_of_the_driver_fails_the_group),
         cmocka_unit_test(test_a_rank_may_run_ahead_of_others),
