@@ -99,8 +99,19 @@ static uint32_t run_count_tile_positions(const struct stream_run *run)
     int rounds = run->cut.tiles == 1 ? 1 : (run->cut.tiles + plan->slots - 1) / plan->slots;
     return (uint32_t)(2 + rounds * plan->period);
 }
+/* Makes the stream wait until all ranks have arrived, unless it has waited. This comes with the first wait for a
+   position, or at the end of the operation. */
+static void run_await_all_arrivals(struct stream_run *run)
+{
+    const struct stream_site *site = run->cut.site;
+    for (int rank = 0; rank < site->ranks && !run->arrived; rank++)
+        if (rank != site->rank) stream_commands_await_word(&run->commands, rank, WORD_ARRIVAL, site->base + 1);
+    run->arrived = true;
+}
+
 static void run_await_position_of_tile(struct stream_run *run, const struct wait *wait, int tile)
 {
+    run_await_all_arrivals(run);
     stream_commands_await_word(&run->commands, plan_member_of_rank(run->cut.operation->plan, wait->rank),
         run_word_of_tile(run, tile), run_position_in_tile(run, tile, wait->step));
 }
@@ -111,14 +122,6 @@ static void run_await_position(struct stream_run *run, const struct wait *wait, 
     if (wait->lag == SLOT_REUSE && tile >= slots) run_await_position_of_tile(run, wait, tile - slots);
     for (int last = tiles > slots ? tiles - slots : 0; wait->lag == EVERY_TILE && last < tiles; last++)
         run_await_position_of_tile(run, wait, last);
-}
-/* Makes the stream wait until all ranks have arrived. */
-static void run_await_all_arrivals(struct stream_run *run)
-{
-    const struct stream_site *site = run->cut.site;
-    for (int rank = 0; rank < site->ranks && !run->arrived; rank++)
-        if (rank != site->rank) stream_commands_await_word(&run->commands, rank, WORD_ARRIVAL, site->base + 1);
-    run->arrived = true;
 }
 
 /* ---- steps ---- */
@@ -173,7 +176,6 @@ static void run_enqueue_prelude_of_tile(struct stream_run *run, int tile)
 }
 static void run_enqueue_rest_of_tile(struct stream_run *run, int tile)
 {
-    run_await_all_arrivals(run);
     for (int step = run->cut.schedule->prelude; step < run->cut.schedule->step_count; step++)
         run_enqueue_step_of_tile(run, step, tile);
 }
@@ -191,6 +193,7 @@ static void run_publish_end(struct stream_run *run, struct stream_site *site)
 {
     uint32_t positions = run_count_tile_positions(run);
     bool has_tiles = run->cut.tiles > 1;
+    run_await_all_arrivals(run);
     for (int slot = 0; has_tiles && slot < STREAM_SLOTS; slot++)
         stream_commands_write_word(&run->commands, WORD_SLOTS + slot, site->slots_base + positions);
     stream_commands_write_word(&run->commands, WORD_DONE, (uint32_t)(site->enqueued + 1));

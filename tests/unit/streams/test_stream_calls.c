@@ -13,14 +13,14 @@ static const struct {
     { ALLREDUCE, "two_shot", 3, 3 },
     { ALLREDUCE, "two_shot_read", 3, 3 },
     { REDUCE, "read", 2, 1 },
-    { BROADCAST, "read", 2, 2 },
+    { BROADCAST, "read", 2, 1 },
     { REDUCE_SCATTER, "read", 2, 2 },
     { ALLGATHER, "read", 2, 2 },
     { ALLGATHER, "write", 2, 2 },
     { ALL_TO_ALL, "read", 2, 2 },
     { ALL_TO_ALL, "write", 2, 2 },
     { GATHER, "read", 2, 1 },
-    { SCATTER, "read", 2, 2 },
+    { SCATTER, "read", 2, 1 },
     { BARRIER, "read", 1, 0 },
 };
 enum { ROWS = sizeof expected / sizeof *expected };
