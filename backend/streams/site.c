@@ -53,10 +53,30 @@ static tutti_status site_allocate_own_slots(struct stream_site *site, size_t byt
     site->half_bytes = bytes / 2 / HALF_ALIGNED * HALF_ALIGNED;
     return cuda_check(result, "cuMemAlloc of slots");
 }
+/* Enqueues a wait that is over, because no attribute tells whether the driver has operations on words. */
+static tutti_status site_check_word_operations(const struct stream_site *site)
+{
+    CUstream stream;
+    CUstreamBatchMemOpParams word = {
+        .waitValue = {
+            .operation = CU_STREAM_MEM_OP_WAIT_VALUE_32,
+            .address = site->words_at + stream_words_offset_of(site->rank, WORD_DONE),
+            .flags = CU_STREAM_WAIT_VALUE_GEQ,
+        },
+    };
+    TRY(cuda_check(cuda.cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING), "cuStreamCreate"));
+    CUresult result = cuda.cuStreamBatchMemOp_v2(stream, 1, &word, 0);
+    cuda.cuStreamDestroy_v2(stream);
+    if (result != CUDA_ERROR_NOT_SUPPORTED) return cuda_check(result, "cuStreamBatchMemOp");
+    return status_fail(TUTTI_UNSUPPORTED,
+        "device %d or its driver has no stream memory operations (cuStreamBatchMemOp), by which ranks await each other",
+        site->device);
+}
 static tutti_status site_open_own_device(struct stream_site *site, const struct stream_settings *settings)
 {
     TRY(stream_kernels_load_image(site->device, settings->image, &site->kernels));
     TRY(site_register_host_words(site, settings->words));
+    TRY(site_check_word_operations(site));
     return site_allocate_own_slots(site, settings->slot_bytes);
 }
 static tutti_status site_allocate_arrays(int ranks, struct stream_site **out)

@@ -172,6 +172,9 @@ static void creation_fails(int peer)
         expect_true(site_open_alone(0, &site) == TUTTI_NO_MEMORY);
     }
     detail_expect("slots on device 0");
+    fake_cuda_fail("cuStreamBatchMemOp", 1, false, CUDA_ERROR_NOT_SUPPORTED);
+    expect_true(site_open_alone(0, &site) == TUTTI_UNSUPPORTED);
+    detail_expect("device 0 or its driver has no stream memory operations");
     expect_true(site_open_alone(0, &site) == TUTTI_OK);
     stream_site_destroy(site);
 }
