@@ -145,6 +145,12 @@ static void memory_compare(const struct stream_rank *rank, const struct case_run
         if (found[i] != expected[i]) case_fail(rank, run, i, what);
     free(found);
 }
+void case_free(struct case_run *run)
+{
+    expect_success(cuMemFree_v2(run->memory));
+    plan_finish(&run->plan);
+    free(run->sent);
+}
 void case_check(struct stream_rank *rank, struct case_run *run)
 {
     const struct stream_case *c = &run->given;
@@ -153,10 +159,8 @@ void case_check(struct stream_rank *rank, struct case_run *run)
     output_expect(rank, c, expected);
     if (c->algorithm->collective != BARRIER) memory_compare(rank, run, run->output, expected, out, "a wrong result");
     if (!c->in_place) memory_compare(rank, run, run->input, run->sent, in, "a changed input");
-    expect_success(cuMemFree_v2(run->memory));
-    plan_finish(&run->plan);
     free(expected);
-    free(run->sent);
+    case_free(run);
 }
 
 /* ---- many cases ---- */

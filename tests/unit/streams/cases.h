@@ -26,7 +26,9 @@ bool algorithm_is_for_streams(const struct stream_rank *rank, const struct algor
 /* Allocates and fills the tensors. */
 void case_prepare(const struct stream_rank *rank, const struct stream_case *given, struct case_run *out);
 void case_enqueue(struct stream_rank *rank, struct case_run *run, CUstream stream);
-/* Checks the output, and that an input that is not in place is unchanged; frees the tensors. */
+/* Frees the tensors and the plan. */
+void case_free(struct case_run *run);
+/* Checks the output, and that an input that is not in place is unchanged; frees the case. */
 void case_check(struct stream_rank *rank, struct case_run *run);
 /* Chooses a case from random numbers. */
 struct stream_case case_draw(const struct stream_rank *rank, uint64_t *random);

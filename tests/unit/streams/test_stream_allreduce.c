@@ -16,6 +16,7 @@ static void ranks_sum(struct stream_rank *rank)
     expect_true(rank_wait(rank, number) == TUTTI_OK);
     expect_success(cuMemcpyDtoH_v2(numbers, output, sizeof numbers));
     for (int i = 0; i < COUNT; i++) expect_true(numbers[i] == (float)(2 * i + 1));
+    plan_finish(&plan);
     rank_close(rank);
 }
 static void test_two_ranks_sum(void **state)

@@ -76,6 +76,7 @@ static void ranks_lose_one(struct stream_rank *rank)
     struct stream_operation operation = { &lost[0].plan, lost[0].input, lost[0].output, 12000, 1024, TUTTI_FLOAT32,
         TUTTI_SUM, 1 };
     expect_true(stream_site_enqueue_operation(rank->site, &operation, streams[0], &number) == TUTTI_PEER_LOST);
+    for (int i = 0; i < 3; i++) case_free(&lost[i]);
     stream_site_disconnect_peers(rank->site);
     stream_site_destroy(rank->site);
     expect_true(fake_cuda_reports() == 0);
@@ -101,6 +102,7 @@ static void ranks_lose_one_that_works(struct stream_rank *rank)
     expect_true(rank_wait(rank, run.number) == TUTTI_PEER_LOST);
     rank_drain(rank);
     device_is_usable();
+    case_free(&run);
     stream_site_disconnect_peers(rank->site);
 }
 static void test_all_ranks_report_the_first_failure(void **state)
@@ -127,6 +129,7 @@ static void ranks_disagree(struct stream_rank *rank)
     rank_drain(rank);
     expect_true(stream_site_test_operation(rank->site, same.number) == TUTTI_OK);
     case_check(rank, &same);
+    case_free(&other);
     device_is_usable();
     ranks_meet(rank);
     stream_site_disconnect_peers(rank->site);
@@ -151,6 +154,7 @@ static void ranks_differ_in_type(struct stream_rank *rank)
     while (!stream_site_is_idle(rank->site)) usleep(PAUSE_US);
     expect_true(stream_site_test_operation(rank->site, number) == TUTTI_MISMATCH);
     expect_success(cuCtxSynchronize());
+    case_free(&run);
     ranks_meet(rank);
     stream_site_disconnect_peers(rank->site);
 }
@@ -208,6 +212,7 @@ static void ranks_fail_to_launch(struct stream_rank *rank)
     }
     rank_drain(rank);
     device_is_usable();
+    case_free(&run);
     ranks_meet(rank);
     stream_site_disconnect_peers(rank->site);
 }
@@ -236,6 +241,7 @@ static void ranks_run_ahead(struct stream_rank *rank)
     for (int i = rank->rank ? 0 : STREAM_OPERATIONS; i < 3 * STREAM_OPERATIONS; i++)
         number = rank_enqueue(rank, &operation, stream);
     expect_true(number == 3 * STREAM_OPERATIONS && rank_wait(rank, number) == TUTTI_OK);
+    case_free(&run);
     rank_close(rank);
 }
 static void test_a_rank_may_run_ahead_of_others(void **state)
@@ -258,6 +264,7 @@ static void ranks_leave_out_waits(struct stream_rank *rank)
     rank_wait(rank, run.number);
     ranks_meet(rank);
     expect_success(cuCtxSynchronize());
+    case_free(&run);
     stream_site_disconnect_peers(rank->site);
     ranks_meet(rank);
 }

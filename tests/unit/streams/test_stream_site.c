@@ -58,6 +58,7 @@ static void process_has_two_ranks(int peer)
     }
     for (int i = 0; i < RANKS; i++) stream_site_disconnect_peers(sites[i]);
     for (int i = 0; i < RANKS; i++) stream_site_destroy(sites[i]);
+    layout_destroy(layout);
     expect_true(fake_cuda_reports() == 0);
 }
 static void test_ranks_of_one_process_share_addresses(void **state)
