@@ -18,7 +18,7 @@ enum { POSITIONS_MOST = 1 << 20 };
 struct stream_run {
     struct stream_commands commands;
     struct stream_cut cut;
-    uint32_t positions;
+    /* The stream awaits the arrivals of all ranks. */
     bool arrived;
 };
 
