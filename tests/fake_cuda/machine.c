@@ -49,7 +49,11 @@ __attribute__((constructor)) static void machine_open(void)
     machine = mmap(NULL, sizeof *machine, PROT_READ | PROT_WRITE, kind, fd, 0);
     if (machine == MAP_FAILED) abort();
     if (!machine->ready) machine_init();
-    if (fd >= 0) close(fd);
+    /* The mapping keeps the file open, and with it a lock that nobody releases. */
+    if (fd >= 0) {
+        flock(fd, LOCK_UN);
+        close(fd);
+    }
 }
 _Noreturn void machine_full(const char *what, int most)
 {

@@ -12,19 +12,24 @@ static _Noreturn void setting_refuse(const char *name, const char *text, const c
     fprintf(stderr, "fake CUDA: %s=%s is not understood; it is %s\n", name, text, expected);
     exit(2);
 }
-static uint64_t setting_number(const char *name, uint64_t otherwise)
+static const char *setting_text(const char *name)
 {
     const char *text = getenv(name);
+    return text && *text ? text : NULL;
+}
+static uint64_t setting_number(const char *name, uint64_t otherwise)
+{
+    const char *text = setting_text(name);
     char *end;
-    if (!text || !*text) return otherwise;
+    if (!text) return otherwise;
     uint64_t number = strtoull(text, &end, 0);
     if (*end) setting_refuse(name, text, "a number");
     return number;
 }
 static int setting_choice(const char *name, const char *const *words)
 {
-    const char *text = getenv(name);
-    if (!text || !*text) return 0;
+    const char *text = setting_text(name);
+    if (!text) return 0;
     char expected[80] = "one of";
     for (int i = 0; words[i]; i++) {
         if (strcmp(text, words[i]) == 0) return i;
@@ -48,8 +53,8 @@ void settings_read(void)
         .peer = setting_number("FAKE_CUDA_PEER", 1),
         .order = setting_number("FAKE_CUDA_ORDER", 1),
         .host_reads = setting_number("FAKE_CUDA_HOST_READS", 1),
-        .fail = getenv("FAKE_CUDA_FAIL"),
-        .machine = getenv("FAKE_CUDA_MACHINE"),
+        .fail = setting_text("FAKE_CUDA_FAIL"),
+        .machine = setting_text("FAKE_CUDA_MACHINE"),
     };
 }
 const struct settings *settings(void)
