@@ -1,5 +1,6 @@
 /* The driver's visible functions. Each enters here, and runs the function of the same name with the prefix fake_. */
 #include "tests/fake_cuda/calls.h"
+#include "tests/fake_cuda/capture.h"
 #include "tests/fake_cuda/settings.h"
 #include <stdatomic.h>
 #include <string.h>
@@ -11,7 +12,7 @@
         CUresult result = call_enter(CALL_##symbol); \
         return result ? result : fake_##symbol arguments; \
     }
-CUDA_DRIVER_FUNCTIONS(DEFINE)
+FAKE_CUDA_FUNCTIONS(DEFINE)
 #undef DEFINE
 
 static const struct {
@@ -20,7 +21,7 @@ static const struct {
     void *function;
 } calls[] = {
 #define ROW(name, symbol, version, parameters, arguments) { #name, version, (void *)symbol },
-    CUDA_DRIVER_FUNCTIONS(ROW)
+    FAKE_CUDA_FUNCTIONS(ROW)
 #undef ROW
 };
 static atomic_ullong counts[CALLS];
@@ -59,7 +60,8 @@ CUresult call_enter(enum call call)
     if (!atomic_load(&initialized_by) && atomic_exchange(&used_by, getpid()) != getpid()) settings_read();
     if (is_forbidden) return CUDA_ERROR_NOT_PERMITTED;
     if (!call_is_free(call) && atomic_load(&initialized_by) != getpid()) return CUDA_ERROR_NOT_INITIALIZED;
-    return failure_due(call);
+    CUresult refused = capture_error(call);
+    return refused ? refused : failure_due(call);
 }
 
 /* A child of a process that has used the driver cannot use it. */
@@ -96,7 +98,7 @@ static const struct {
     const char *name, *text;
 } results[] = {
 #define ROW(name, number, text) { name, #name, text },
-    CUDA_DRIVER_RESULTS(ROW)
+    CUDA_DRIVER_RESULTS(ROW) CUDA_GRAPH_RESULTS(ROW)
 #undef ROW
 };
 static int result_find(CUresult result)

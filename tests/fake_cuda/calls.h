@@ -1,16 +1,19 @@
 /* The entry of every call of the driver, which counts it and may make it fail, and the functions behind. */
 #pragma once
 #include "tests/fake_cuda/fake_cuda.h"
+#include "tests/fake_cuda/graph_calls.h"
 #include <pthread.h>
 
+/* All functions of the fake driver. */
+#define FAKE_CUDA_FUNCTIONS(X) CUDA_DRIVER_FUNCTIONS(X) CUDA_GRAPH_FUNCTIONS(X)
 enum call {
 #define CALL(name, symbol, version, parameters, arguments) CALL_##symbol,
-    CUDA_DRIVER_FUNCTIONS(CALL)
+    FAKE_CUDA_FUNCTIONS(CALL)
 #undef CALL
         CALLS
 };
 #define DECLARE(name, symbol, version, parameters, arguments) CUresult fake_##symbol parameters;
-CUDA_DRIVER_FUNCTIONS(DECLARE)
+FAKE_CUDA_FUNCTIONS(DECLARE)
 #undef DECLARE
 
 /* Returns the index of the newest function with this name that a program for this version of CUDA gets; -1 if the name

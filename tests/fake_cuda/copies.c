@@ -1,6 +1,6 @@
-/* Copies and fills. A copy from pageable host memory takes the bytes when it is called; one to pageable memory blocks
-   the host; all others leave both sides to the stream. */
-#include "tests/fake_cuda/calls.h"
+/* Copies and fills. A copy from pageable host memory takes the bytes when it is called, or at each launch if a capture
+   records it; one to pageable memory blocks the host; all others leave both sides to the stream. */
+#include "tests/fake_cuda/capture.h"
 #include "tests/fake_cuda/memory.h"
 #include "tests/fake_cuda/order.h"
 #include "tests/fake_cuda/settings.h"
@@ -56,6 +56,8 @@ static CUresult copy_enqueue(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUs
     CUresult result = stream_find(handle, &stream);
     if (result || !bytes) return result;
     if (!to || !from) return CUDA_ERROR_INVALID_VALUE;
+    if (is_blocking || memory_is_pageable(to)) result = capture_refuse(stream);
+    if (result) return result;
     bool overlaps = to < from + bytes && from < to + bytes;
     struct copy *copy = operation_create(sizeof *copy, overlaps ? copy_run_overlapping : copy_run, call);
     copy->base.finish = copy_finish;
@@ -63,7 +65,8 @@ static CUresult copy_enqueue(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUs
     copy->from = from;
     copy->bytes = bytes;
     copy->base.stream = stream;
-    bool is_staged = memory_is_pageable(from) && !is_blocking && !overlaps;
+    bool captures = stream_captures(stream);
+    bool is_staged = memory_is_pageable(from) && !is_blocking && !overlaps && !captures;
     if (is_staged) {
         copy->staged = malloc(bytes);
         if (!copy->staged) abort();

@@ -1,5 +1,5 @@
 /* Events, also those that several processes share. An event is a slot of the machine with the last recorded point. */
-#include "tests/fake_cuda/calls.h"
+#include "tests/fake_cuda/capture.h"
 #include "tests/fake_cuda/settings.h"
 #include "tests/fake_cuda/streams.h"
 #include <stdlib.h>
@@ -12,6 +12,8 @@ struct CUevent_st {
     CUcontext context;
     unsigned flags;
     uint32_t slot;
+    /* The event's last record, if that was a capture's. */
+    struct mark mark;
 };
 struct event_handle {
     uint32_t magic, slot, flags;
@@ -111,6 +113,8 @@ CUresult fake_cuEventRecord(CUevent event, CUstream handle)
     CUresult result = stream_find(handle, &stream);
     if (result) return result;
     if (!event_exists(event) || event->context != stream->context) return CUDA_ERROR_INVALID_HANDLE;
+    if (capture_record(stream, &event->mark)) return CUDA_SUCCESS;
+    event->mark.capture = 0;
     uint32_t point = stream_record(stream);
     machine_lock();
     struct event_slot *slot = &machine->events[event->slot];
@@ -127,6 +131,7 @@ CUresult fake_cuEventRecordWithFlags(CUevent event, CUstream stream, unsigned fl
 CUresult fake_cuEventQuery(CUevent event)
 {
     if (!event_exists(event)) return CUDA_ERROR_INVALID_HANDLE;
+    if (event->mark.capture) return CUDA_ERROR_CAPTURED_EVENT;
     if (context_error(event->context)) return context_error(event->context);
     uint32_t point = event_point(event);
     bool done = !point || point_is_done(point);
@@ -136,6 +141,7 @@ CUresult fake_cuEventQuery(CUevent event)
 CUresult fake_cuEventSynchronize(CUevent event)
 {
     if (!event_exists(event)) return CUDA_ERROR_INVALID_HANDLE;
+    if (event->mark.capture) return CUDA_ERROR_CAPTURED_EVENT;
     uint32_t point = event_point(event);
     if (point) point_wait(point);
     point_release(point);
@@ -149,6 +155,7 @@ CUresult fake_cuStreamWaitEvent(CUstream handle, CUevent event, unsigned flags)
     if (result) return result;
     if (flags) return CUDA_ERROR_INVALID_VALUE;
     if (!event_exists(event)) return CUDA_ERROR_INVALID_HANDLE;
+    if (stream_captures(stream) || event->mark.capture) return capture_wait(stream, event->mark);
     uint32_t point = event_point(event);
     if (point) stream_await(stream, point);
     return CUDA_SUCCESS;

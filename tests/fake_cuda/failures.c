@@ -32,7 +32,7 @@ static bool result_parse(const char *name, CUresult *out)
         CUresult result;
     } results[] = {
 #define ROW(name, number, text) { #name, name },
-        CUDA_DRIVER_RESULTS(ROW)
+        CUDA_DRIVER_RESULTS(ROW) CUDA_GRAPH_RESULTS(ROW)
 #undef ROW
     };
     for (size_t i = 0; i < sizeof results / sizeof *results; i++) {

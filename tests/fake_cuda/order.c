@@ -124,6 +124,23 @@ void accesses_end(struct operation *operation)
     machine_unlock();
 }
 
+struct declared *operation_undeclare(struct operation *operation, size_t *count)
+{
+    size_t room = 0;
+    *count = 0;
+    machine_lock();
+    for (uint32_t number = operation->accesses; number; number = access_of(number)->next) room++;
+    struct declared *list = malloc((room + 1) * sizeof *list);
+    if (!list) abort();
+    for (uint32_t number = operation->accesses; number; number = access_of(number)->next) {
+        const struct access *access = access_of(number);
+        list[(*count)++] = (struct declared){ access->location, access->bytes, access->writes };
+        access_remove(number);
+    }
+    operation->accesses = 0;
+    machine_unlock();
+    return list;
+}
 void operation_forget(struct operation *operation)
 {
     machine_lock();

@@ -6,6 +6,13 @@
 
 /* Declares that the operation will access these bytes. */
 void operation_declare(struct operation *operation, struct location location, uint64_t bytes, bool writes);
+/* Takes back what an operation has declared, for one that runs later or several times. The caller frees the list. */
+struct declared {
+    struct location location;
+    uint64_t bytes;
+    bool writes;
+};
+struct declared *operation_undeclare(struct operation *operation, size_t *count);
 /* Checks the declared accesses of an operation against those of other streams. The stream's thread calls the first when
    the operation begins, and the second when it has ended. */
 void accesses_begin(struct operation *operation);

@@ -36,15 +36,6 @@ CUresult fake_cuStreamGetId(CUstream handle, unsigned long long *out)
     if (!result) *out = stream->id;
     return result;
 }
-/* The fake has no capture yet. */
-CUresult fake_cuStreamIsCapturing(CUstream handle, CUstreamCaptureStatus *out)
-{
-    CUstream stream;
-    CUresult result = query_find_stream(handle, out, &stream);
-    if (!result) *out = CU_STREAM_CAPTURE_STATUS_NONE;
-    return result;
-}
-
 struct host_function {
     struct operation base;
     CUhostFn function;

@@ -2,6 +2,7 @@
    waits between streams are waits for points, so each order that the driver promises is an edge between clocks. */
 #include "tests/fake_cuda/streams.h"
 #include "tests/fake_cuda/calls.h"
+#include "tests/fake_cuda/capture.h"
 #include "tests/fake_cuda/order.h"
 #include "tests/fake_cuda/report.h"
 #include "tests/fake_cuda/settings.h"
@@ -220,6 +221,7 @@ void *operation_create(size_t bytes, void (*run)(struct operation *operation), c
 }
 void stream_enqueue(CUstream stream, struct operation *operation)
 {
+    if (capture_add(stream, operation)) return;
     pthread_mutex_lock(&lock);
     queue_join(stream);
     queue_append(stream, operation);
@@ -300,7 +302,8 @@ CUresult stream_find(CUstream handle, CUstream *out)
         *out = *special;
     }
     pthread_mutex_unlock(&lock);
-    return result ? result : context_error((*out)->context);
+    if (!result) result = context_error((*out)->context);
+    return result ? result : capture_refuse_legacy(*out);
 }
 CUresult fake_cuStreamCreateWithPriority(CUstream *out, unsigned flags, int priority)
 {
@@ -333,6 +336,8 @@ CUresult fake_cuStreamDestroy_v2(CUstream handle)
     CUresult result = stream_find(handle, &stream);
     if (result) return result;
     if (stream != handle) return CUDA_ERROR_INVALID_HANDLE;
+    result = capture_refuse(stream);
+    if (result) return result;
     pthread_mutex_lock(&lock);
     stream_destroy(stream);
     pthread_mutex_unlock(&lock);
@@ -355,6 +360,7 @@ CUresult fake_cuStreamQuery(CUstream handle)
 {
     CUstream stream;
     CUresult result = stream_find(handle, &stream);
+    if (!result) result = capture_refuse(stream);
     if (result) return result;
     pthread_mutex_lock(&lock);
     queue_join(stream);
@@ -367,6 +373,7 @@ CUresult fake_cuStreamSynchronize(CUstream handle)
 {
     CUstream stream;
     CUresult result = stream_find(handle, &stream);
+    if (!result) result = capture_refuse(stream);
     if (result) return result;
     stream_wait(stream);
     return context_error(stream->context);

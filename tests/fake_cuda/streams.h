@@ -41,6 +41,9 @@ struct CUstream_st {
     uint32_t lane;
     uint64_t random;
     struct clock clock;
+    /* The capture that records its operations, or NULL, and the number of the stream in it. */
+    struct capture *capture;
+    unsigned branch;
 };
 
 /* Sets *out to the stream of a handle, which may stand for the legacy stream or the thread's own one. */
@@ -48,7 +51,7 @@ CUresult stream_find(CUstream handle, CUstream *out);
 /* Allocates an operation of this size. */
 void *operation_create(size_t bytes, void (*run)(struct operation *operation), const char *call);
 /* Appends an operation that declares its accesses itself; the stream frees it. Streams that do not opt out of it are
-   ordered with the legacy stream here. A captured stream would record the operation here instead. */
+   ordered with the legacy stream here. A stream that captures records the operation instead. */
 void stream_enqueue(CUstream stream, struct operation *operation);
 /* Enqueues, records a point, and waits for it: for calls that block the host. */
 void stream_run(CUstream stream, struct operation *operation);

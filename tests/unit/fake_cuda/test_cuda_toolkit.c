@@ -5,11 +5,14 @@
 #include <cudaTypedefs.h>
 /* This header leaves the types to the one before it. */
 #include "backend/devices/cuda_driver.h"
+#include "tests/fake_cuda/graph_calls.h"
 #include "tests/unit/fake_cuda/layouts.h"
 
 #define COMPARE(name, number, ...) static_assert((name) == (number), #name);
 CUDA_DRIVER_RESULTS(COMPARE)
 CUDA_DRIVER_CONSTANTS(COMPARE)
+CUDA_GRAPH_RESULTS(COMPARE)
+CUDA_GRAPH_CONSTANTS(COMPARE)
 #undef COMPARE
 
 /* Toolkits before 13 lack the newest forms of three functions. */
@@ -18,6 +21,7 @@ CUDA_DRIVER_CONSTANTS(COMPARE)
     CUresult symbol parameters; \
     static_assert(__builtin_types_compatible_p(PFN_##name##_v##version, __typeof__(&symbol)), #symbol);
 CUDA_DRIVER_FUNCTIONS(COMPARE)
+CUDA_GRAPH_FUNCTIONS(COMPARE)
 #undef COMPARE
 #endif
 #endif

@@ -1,6 +1,6 @@
 tutti_helper(fake_cuda_children unit/fake_cuda/children.c)
 target_link_libraries(fake_cuda_children PUBLIC fake_cuda ${CMOCKA})
-set(names cuda_calls cuda_ipc cuda_kernels cuda_machine cuda_memory cuda_streams cuda_toolkit cuda_values cuda_virtual)
+set(names cuda_calls cuda_graphs cuda_ipc cuda_kernels cuda_machine cuda_memory cuda_streams cuda_toolkit cuda_values cuda_virtual)
 # The races that this test plants are races for the thread sanitizer too.
 if(NOT TUTTI_SANITIZE STREQUAL "thread")
   list(APPEND names cuda_order)
