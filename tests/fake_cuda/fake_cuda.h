@@ -35,6 +35,12 @@ void *fake_cuda_write(struct fake_cuda_launch *launch, CUdeviceptr address, size
 void fake_cuda_signal(struct fake_cuda_launch *launch, CUdeviceptr address, uint32_t value);
 void fake_cuda_await(struct fake_cuda_launch *launch, CUdeviceptr address, uint32_t value);
 
+/* Launches a kernel that runs on the calling thread. fake_cuda_begin waits until the stream has done what it got
+   before, and the stream goes on after fake_cuda_end. Between the two the thread may call the functions above, and must
+   not wait for the stream. The wait orders nothing for the checker, because a GPU's launch does not wait. */
+CUresult fake_cuda_begin(CUstream stream, const char *name, struct fake_cuda_launch **out);
+void fake_cuda_end(struct fake_cuda_launch *launch);
+
 /* Returns how often this process has called a function of the driver. `call` is a name without version, or NULL for all
    functions together. */
 uint64_t fake_cuda_count(const char *call);

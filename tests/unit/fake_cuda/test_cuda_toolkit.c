@@ -15,6 +15,23 @@ CUDA_GRAPH_RESULTS(COMPARE)
 CUDA_GRAPH_CONSTANTS(COMPARE)
 #undef COMPARE
 
+#if CUDA_VERSION >= 13000
+#include "tests/fake_cuda/runtime/layouts.h"
+#include <cuda_runtime_api.h>
+#define COMPARE(name, number) static_assert((name) == (number), #name);
+CUDA_RUNTIME_ERRORS(COMPARE)
+#undef COMPARE
+#define COMPARE(name, at, bytes) \
+    static_assert(offsetof(struct cudaDeviceProp, name) == (at), #name); \
+    static_assert(sizeof(((struct cudaDeviceProp *)0)->name) == (bytes), #name);
+CUDA_RUNTIME_PROPERTIES(COMPARE)
+#undef COMPARE
+static_assert(sizeof(struct cudaDeviceProp) == CUDA_PROPERTIES_BYTES, "cudaDeviceProp");
+static_assert(sizeof(struct cudaPointerAttributes) == CUDA_POINTER_BYTES, "cudaPointerAttributes");
+static_assert(sizeof(struct cudaFuncAttributes) == CUDA_FUNCTION_BYTES, "cudaFuncAttributes");
+static_assert(offsetof(struct cudaFuncAttributes, maxThreadsPerBlock) == 24, "maxThreadsPerBlock");
+#endif
+
 /* Toolkits before 13 lack the newest forms of three functions. */
 #if CUDA_VERSION >= 13000
 #define COMPARE(name, symbol, version, parameters, arguments) \
