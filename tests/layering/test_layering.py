@@ -52,7 +52,8 @@ MAY_INCLUDE = {
 }
 # Headers of other projects (a pattern), and the only places that may include them.
 ONLY_FROM = {
-    r"(torch|ATen|c10|pybind11)/|Python\.h|numpy/": ["shim/", "tests/device/", "tests/python/"],
+    r"(torch|ATen|c10|pybind11)/|Python\.h|numpy/": ["shim/", "tests/device/", "tests/fake_cuda/torch/",
+                                                       "tests/python/"],
     r"uc[pst]/": ["backend/transports/ucx/"],
     r"infiniband/|rdma/": ["backend/transports/verbs/", "tests/verbs/", "tests/unit/transports/"],
     r"cuda|nvml|nvtx": ["tests/unit/fake_cuda/", "kernels/cuda/"],
