@@ -180,7 +180,7 @@ typedef struct tutti_unique_id { unsigned char bytes[TUTTI_UNIQUE_ID_BYTES]; } t
    after a group has ended, failed or died, also for another number of ranks; stale entries are ignored. */
 typedef struct tutti_store {
     void *context;
-    /* Stores the value. May block. */
+    /* Stores the value, of at most 4 MiB. May block. */
     tutti_status (*put)(void *context, const char *key, const void *value, size_t bytes);
     /* Waits up to timeout_ms for the key (0: does not wait), then returns TUTTI_TIMEOUT. Returns TUTTI_NO_MEMORY if the
        value is larger than capacity. */

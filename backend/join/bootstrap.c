@@ -23,19 +23,23 @@
  * under "alone" and its rank in the job, where ranks that wait for that rank find them.
  *
  * A rank that cannot join (for a missing interface, say) sets the status in its record, and writes the reason under
- * "<token>/why3". Ranks that come within 2 s get it. A group that has formed leaves two keys, "r0" and "<token>/table".
- * Each other rank removes its record when it has the result. Rank 0 shortens the result when all have joined. "r0"
- * stays as it is, because it may already belong to the next attempt. */
+ * "<token>/why3". Ranks that come within 2 s get it.
+ *
+ * If the group has formed, rank 0 writes the table of members before the result: under "<token>/members0",
+ * "<token>/members1" and so on, in pieces of at most 4 MiB, because a store may refuse large values (torch's TCPStore
+ * refuses more than 8 MiB). The result has no table since then, but still the key of the table, so that ranks of
+ * earlier versions read a MISMATCH there.
+ *
+ * A group that has formed leaves two keys, "r0" and "<token>/table". Each other rank removes its record when it has the
+ * table. When all have joined, rank 0 shortens the result and removes the table. "r0" stays as it is, because it may
+ * already belong to the next attempt. */
 #include "backend/join/bootstrap.h"
 #include "backend/base/clock.h"
-#include "backend/base/log.h"
 #include "backend/base/random.h"
 #include "backend/base/status.h"
-#include "backend/host/socket.h"
-#include "backend/join/join_result.h"
+#include "backend/join/bootstrap_follower.h"
 #include "backend/join/records.h"
 #include "backend/join/store_wait.h"
-#include "backend/processes/peers.h"
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -45,27 +49,8 @@ enum {
     /* The most ranks whose records rank 0 reads if a record has a larger group size than its own. */
     MOST_EXPECTED = 4096
 };
-/* After this wait a rank logs what it waits for. */
-static const int64_t HINT_NS = 5000000000;
-static const char first_key[] = "r0";
 
-static bool member_is_same_attempt(const struct member *a, const struct member *b)
-{
-    return memcmp(a->token, b->token, sizeof a->token) == 0;
-}
 /* ---- a group of one ---- */
-/* Fails with MISMATCH if that rank has formed a group alone, in the same job, so that it will not come. */
-static tutti_status store_check_alone(const tutti_config *config, const struct statement *own, int rank)
-{
-    char key[STORE_KEY_BYTES];
-    struct statement alone;
-    if (!config->members) return TUTTI_OK;
-    store_key_of_alone(config->members[rank], key);
-    tutti_status status = store_get_statement(&config->store, key, NOW, &alone);
-    if (status == TUTTI_TIMEOUT) return TUTTI_OK;
-    TRY(status);
-    return member_shares_job(&alone.member, &own->member) ? terms_fail_mismatch(&alone, own) : TUTTI_OK;
-}
 tutti_status bootstrap_publish_alone(const tutti_config *config, const struct member *mine, const struct terms *terms)
 {
     char key[STORE_KEY_BYTES];
@@ -81,7 +66,7 @@ tutti_status bootstrap_publish_alone(const tutti_config *config, const struct me
 static tutti_status store_check_earlier(const tutti_store *store, const struct statement *own)
 {
     struct statement earlier;
-    tutti_status status = store_get_statement(store, first_key, NOW, &earlier);
+    tutti_status status = store_get_statement(store, store_first_key, NOW, &earlier);
     if (status != TUTTI_OK || !terms_differ(&earlier, own)) return TUTTI_OK;
     TRY(store_put_other_statement(store, &earlier.member, own));
     return member_shares_job(&earlier.member, &own->member) ? terms_fail_mismatch(&earlier, own) : TUTTI_OK;
@@ -91,7 +76,7 @@ static tutti_status store_check_terms(const tutti_store *store, const struct sta
 {
     char key[STORE_KEY_BYTES];
     struct statement other;
-    tutti_status status = store_get_statement(store, first_key, NOW, &other);
+    tutti_status status = store_get_statement(store, store_first_key, NOW, &other);
     if (status != TUTTI_OK || !terms_differ(&other, own)) {
         store_key_of_other(&own->member, key);
         status = store_get_statement(store, key, NOW, &other);
@@ -105,7 +90,7 @@ static tutti_status store_check_terms(const tutti_store *store, const struct sta
 static tutti_status store_check_only_rank0(const tutti_store *store, const struct statement *own)
 {
     struct statement first;
-    tutti_status status = store_get_statement(store, first_key, NOW, &first);
+    tutti_status status = store_get_statement(store, store_first_key, NOW, &first);
     if (status == TUTTI_TIMEOUT || (status == TUTTI_OK && member_is_same_attempt(&first.member, &own->member)))
         return TUTTI_OK;
     TRY(status);
@@ -198,7 +183,7 @@ static tutti_status store_collect_records(const tutti_config *config, const stru
     if (is_rank_missing) return members_fail_absent(mine, table);
     return clock_ms() - began_ms > AGAIN_MS ? store_reread_records(store, mine, table) : TUTTI_OK;
 }
-/* Rank 0: collects the records, decides, and publishes the result with the table of members. */
+/* Rank 0: collects the records, decides, and publishes the table of members, then the result. */
 static tutti_status store_publish_result(const tutti_config *config, const struct statement *own, const char *why,
     int64_t deadline_ms, struct join_reply *reply)
 {
@@ -209,11 +194,12 @@ static tutti_status store_publish_result(const tutti_config *config, const struc
     reply->table[0] = *mine;
     /* Another rank 0 that puts its record between these two calls is not noticed. */
     TRY(store_check_earlier(store, own));
-    TRY(store_put_value(store, first_key, own, sizeof *own));
+    TRY(store_put_value(store, store_first_key, own, sizeof *own));
     tutti_status status = store_collect_records(config, own, why, deadline_ms, reply->table);
+    const struct store_table table = { reply->table, mine->size, STORE_PIECE_BYTES };
+    if (status == TUTTI_OK) status = store_put_table(store, mine, &table);
     join_reply_decide(reply, status, mine->size);
-    size_t bytes = sizeof *reply + (status == TUTTI_OK ? mine->size * sizeof *mine : 0);
-    tutti_status put_status = store_put_value(store, key, reply, bytes);
+    tutti_status put_status = store_put_value(store, key, &reply->result, sizeof reply->result);
     return status == TUTTI_OK ? put_status : status_repeat(status, reply->result.detail);
 }
 /* Rank 0's part of joining through the store. */
@@ -236,234 +222,11 @@ void bootstrap_shorten_result(const tutti_config *config, const struct member *m
     store_key_of_attempt(mine, "table", key);
     /* If the store refuses, the whole result stays. */
     config->store.put(config->store.context, key, &formed, FORMED_BYTES);
+    const struct store_table table = { NULL, mine->size, STORE_PIECE_BYTES };
+    store_remove_table(config, mine, &table);
 }
 
-/* ---- the other ranks ---- */
-/* A rank other than 0 while it joins. */
-struct follower {
-    const tutti_config *config;
-    /* This rank's statement, and the member record in it. */
-    struct statement *own;
-    struct member *mine;
-    /* The reason for which this rank cannot join, or any text if it can. */
-    const char *why;
-    int64_t deadline_ms;
-    struct join_reply *reply;
-    /* The record of rank 0 that was read last, or zero bytes. */
-    struct member first;
-    /* The id of rank 0's key. */
-    struct key_id *key;
-    /* is_over: the attempt had a result before this rank came. has_answered: this rank takes the result of the attempt,
-       because it has answered it, or because the result is a MISMATCH of its own job. */
-    bool is_over, has_answered;
-    /* This rank has joined the attempt's host election. */
-    bool has_host_token;
-    /* Rank 0's statement if its terms differ from this rank's, else zero bytes. */
-    struct statement other_terms;
-};
-static bool follower_has_other_terms(const struct follower *follower)
-{
-    return member_has_come(&follower->other_terms.member);
-}
-static size_t follower_table_bytes(const struct follower *follower)
-{
-    return sizeof *follower->reply + follower->mine->size * sizeof *follower->mine;
-}
-/* Reads rank 0's result, if it is there, and sets *out to its bytes. */
-static tutti_status follower_get_result(const struct follower *follower, size_t *out)
-{
-    char key[STORE_KEY_BYTES];
-    store_key_of_attempt(&follower->first, "table", key);
-    return store_get_value(&follower->config->store, key, NOW, follower_table_bytes(follower), follower->reply, out);
-}
-/* Reads rank 0's result. TIMEOUT: it is not there yet. NO_MEMORY of the store: the value is larger than expected. */
-static tutti_status follower_read_result(const struct follower *follower)
-{
-    size_t bytes = 0;
-    tutti_status status = follower_get_result(follower, &bytes);
-    bool formed = status == TUTTI_NO_MEMORY || (status == TUTTI_OK && follower->reply->result.status == TUTTI_OK);
-    if (formed && follower_has_other_terms(follower)) return terms_fail_mismatch(&follower->other_terms, follower->own);
-    size_t expected =
-        follower->reply->result.status == TUTTI_OK ? follower_table_bytes(follower) : sizeof *follower->reply;
-    if (status == TUTTI_OK && join_result_is_formed(&follower->reply->result, bytes))
-        return status_fail(TUTTI_INVALID_ARGUMENT,
-            "two processes have joined %s as rank %d: this process (%llu) and another one, with which the group was "
-            "formed",
-            follower->mine->group, follower->config->rank, (unsigned long long)follower->mine->identity.pid);
-    if (status != TUTTI_NO_MEMORY && (status != TUTTI_OK || bytes == expected)) return status;
-    return status_fail(TUTTI_MISMATCH,
-        "rank 0 of %s runs another version of tutti, or joins a group of %u ranks where this rank joins one of %u",
-        follower->mine->group, follower->first.size, follower->mine->size);
-}
-/* Leaves the election of this host, if this rank has joined it. */
-static void follower_leave_attempt(struct follower *follower)
-{
-    if (follower->has_host_token) member_release_host_token(&follower->first, follower->mine);
-    follower->has_host_token = false;
-}
-/* Removes this rank's record and reason, which are not needed any more. */
-static void follower_remove_answer(const struct follower *follower)
-{
-    char key[STORE_KEY_BYTES];
-    if (!follower->has_answered || follower_has_other_terms(follower)) return;
-    store_key_of_record(&follower->first, follower->config->rank, key);
-    store_remove_value(follower->config, key);
-    if (follower->mine->status == TUTTI_OK) return;
-    store_key_of_rank(&follower->first, "why", follower->config->rank, key);
-    store_remove_value(follower->config, key);
-}
-static tutti_status follower_publish_reason(const struct follower *follower)
-{
-    char key[STORE_KEY_BYTES];
-    if (follower->mine->status == TUTTI_OK) return TUTTI_OK;
-    store_key_of_rank(&follower->first, "why", follower->config->rank, key);
-    return store_put_value(&follower->config->store, key, follower->why, strlen(follower->why));
-}
-/* Publishes this rank's record for the attempt of rank 0 that it has read. */
-static tutti_status follower_publish_answer(struct follower *follower)
-{
-    char key[STORE_KEY_BYTES];
-    /* The key must be known here before other processes see that this rank has come. */
-    TRY(group_key_add(follower->first.key, follower->key));
-    TRY(member_set_host_token(follower->config, &follower->first, follower->key, follower->deadline_ms,
-        follower->mine));
-    follower->has_host_token = true;
-    TRY(follower_publish_reason(follower));
-    store_key_of_record(&follower->first, follower->config->rank, key);
-    return store_put_value(&follower->config->store, key, follower->mine, sizeof *follower->mine);
-}
-/* Publishes this rank's terms for an attempt with other terms. MISMATCH if it is of the same job, even if it is
-   over. */
-static tutti_status follower_publish_other_terms(struct follower *follower)
-{
-    if (!follower->is_over) TRY(store_put_other_statement(&follower->config->store, &follower->first, follower->own));
-    return member_shares_job(&follower->first, follower->mine)
-        ? terms_fail_mismatch(&follower->other_terms, follower->own)
-        : TUTTI_OK;
-}
-/* Leaves the last attempt and enters another one, whose rank 0 has published the statement `found`. */
-static tutti_status follower_enter_attempt(struct follower *follower, const struct statement *found)
-{
-    size_t ignored;
-    follower_leave_attempt(follower);
-    follower_remove_answer(follower);
-    follower->first = found->member;
-    follower->other_terms = terms_differ(found, follower->own) ? *found : (struct statement){ 0 };
-    tutti_status status = follower_get_result(follower, &ignored);
-    follower->is_over = status == TUTTI_OK || status == TUTTI_NO_MEMORY;
-    follower->has_answered = status == TUTTI_TIMEOUT;
-    if (!follower->is_over && !follower->has_answered) return status;
-    if (follower_has_other_terms(follower)) return follower_publish_other_terms(follower);
-    if (follower->has_answered) return follower_publish_answer(follower);
-    /* A MISMATCH of the same job, which rank 0 published before this rank came, is this rank's result, too. */
-    follower->has_answered =
-        member_shares_job(&follower->first, follower->mine) && follower->reply->result.status == TUTTI_MISMATCH;
-    return TUTTI_OK;
-}
-/* Reads rank 0's statement, and enters its attempt if it is a new one. */
-static tutti_status follower_read_first(struct follower *follower, int64_t timeout_ms)
-{
-    struct statement first;
-    tutti_status status = store_get_statement(&follower->config->store, first_key, timeout_ms, &first);
-    if (status == TUTTI_TIMEOUT) return TUTTI_OK;
-    TRY(status);
-    if (member_is_same_attempt(&first.member, &follower->first)) return TUTTI_OK;
-    /* If this rank has answered an attempt with its own terms, that attempt's rank 0 sees the new "r0", too, and
-       decides. */
-    bool agreed = follower->has_answered && !follower_has_other_terms(follower);
-    if (agreed && terms_differ(&first, follower->own))
-        return store_put_other_statement(&follower->config->store, &first.member, follower->own);
-    return follower_enter_attempt(follower, &first);
-}
-/* Fails with the reason why rank 0's result did not come in time. */
-static tutti_status follower_fail_timeout(const struct follower *follower)
-{
-    const struct member *mine = follower->mine;
-    if (follower->has_answered)
-        return status_fail(TUTTI_TIMEOUT,
-            "rank 0 of %u has joined %s, but within %lld ms has not announced the other ranks: it joined late and "
-            "still waits, or it is stopped or gone",
-            mine->size, mine->group, (long long)mine->timeout_ms);
-    char earlier[160] = "";
-    if (follower->is_over)
-        snprintf(earlier, sizeof earlier,
-            "; the store holds only an earlier attempt without this process (%u ranks, process %llu on %.39s), "
-            "which has ended",
-            follower->first.size, (unsigned long long)follower->first.identity.pid, follower->first.identity.host);
-    return status_fail(TUTTI_TIMEOUT, "rank 0 of %u has not joined %s within %lld ms%s", mine->size, mine->group,
-        (long long)mine->timeout_ms, earlier);
-}
-static void follower_log_wait(const struct follower *follower)
-{
-    LOG(WARN,
-        "rank %d of %u waits for rank 0 to join %s: the store holds an earlier attempt of that name (%u ranks, "
-        "process %llu on %.39s), which ended without this process",
-        follower->config->rank, follower->mine->size, follower->mine->group, follower->first.size,
-        (unsigned long long)follower->first.identity.pid, follower->first.identity.host);
-}
-/* Waits for rank 0's result in the newest attempt, because an earlier job may have left values in the store. */
-static tutti_status follower_await_result(struct follower *follower)
-{
-    bool has_logged = false;
-    int64_t began_ns = clock_ns(), deadline_ms = follower->deadline_ms;
-    /* A rank 0 that forms a group alone publishes that under another key, so this rank polls both keys. A rank whose
-       caller may cancel polls, too. */
-    bool polls = follower->config->members || follower->config->is_cancelled;
-    TRY(follower_read_first(follower, polls ? NOW : deadline_remaining_ms(deadline_ms)));
-    for (;;) {
-        TRY(store_check_cancelled(follower->config, follower->mine));
-        int64_t until_ms = follower->has_answered ? deadline_add_ms(deadline_ms, GRACE_MS) : deadline_ms;
-        tutti_status status = follower->has_answered ? follower_read_result(follower) : TUTTI_TIMEOUT;
-        if (status != TUTTI_TIMEOUT) return status;
-        if (clock_ms() >= until_ms) return follower_fail_timeout(follower);
-        store_poll_pause(began_ns, until_ms);
-        if (!follower->has_answered || store_wait_is_late(began_ns)) TRY(follower_read_first(follower, NOW));
-        if (!follower->has_answered && store_wait_is_late(began_ns))
-            TRY(store_check_alone(follower->config, follower->own, 0));
-        if (!follower->is_over || has_logged || clock_ns() - began_ns < HINT_NS) continue;
-        has_logged = true;
-        follower_log_wait(follower);
-    }
-}
-/* Publishes that this rank cannot join. Ranks that join within GRACE_MS get its error. */
-static void follower_decline_join(struct follower *follower)
-{
-    size_t ignored;
-    int64_t began_ns = clock_ns(), until_ms = clock_deadline(GRACE_MS);
-    if (until_ms > follower->deadline_ms) until_ms = follower->deadline_ms;
-    while (follower_read_first(follower, NOW) == TUTTI_OK && clock_ms() < until_ms) {
-        if (follower->has_answered && follower_get_result(follower, &ignored) != TUTTI_TIMEOUT) break;
-        store_poll_pause(began_ns, until_ms);
-    }
-    follower_leave_attempt(follower);
-}
-/* Publishes that the caller has cancelled the join of this rank: in its record for rank 0, and to the other processes
-   in case rank 0 has already decided. */
-static void follower_publish_cancel(struct follower *follower)
-{
-    char key[STORE_KEY_BYTES];
-    if (!follower->has_answered || follower_has_other_terms(follower)) return;
-    follower->why = "its caller has cancelled the join";
-    follower->mine->status = TUTTI_ABORTED;
-    peers_abort_join(follower->first.token);
-    store_key_of_record(&follower->first, follower->config->rank, key);
-    if (follower_publish_reason(follower) == TUTTI_OK)
-        follower->config->store.put(follower->config->store.context, key, follower->mine, sizeof *follower->mine);
-}
-static tutti_status follower_join_attempt(struct follower *follower)
-{
-    tutti_status status = follower_await_result(follower);
-    follower_leave_attempt(follower);
-    if (status == TUTTI_ABORTED) {
-        char detail[STATUS_DETAIL_BYTES];
-        snprintf(detail, sizeof detail, "%s", status_detail());
-        follower_publish_cancel(follower);
-        return status_repeat(status, detail);
-    }
-    if (status != TUTTI_TIMEOUT) follower_remove_answer(follower);
-    return status;
-}
-
+/* ---- all ranks ---- */
 tutti_status bootstrap_store(const tutti_config *config, const struct member *mine, const struct terms *terms,
     int64_t deadline_ms, struct member *table, struct key_id *key)
 {

@@ -18,8 +18,8 @@ tutti_status bootstrap_store(const tutti_config *config, const struct member *mi
     int64_t deadline_ms, struct member *table, struct key_id *key);
 /* Publishes that config->members[0] is a rank of the job that forms a group alone, for ranks that may wait for it. */
 tutti_status bootstrap_publish_alone(const tutti_config *config, const struct member *mine, const struct terms *terms);
-/* Shortens the result in the store to its first bytes. Rank 0 calls it when all ranks have joined, because by then they
-   all have the table. */
+/* Shortens the result in the store to its first bytes, and removes the table of members. Rank 0 calls it when all ranks
+   have joined, because by then they all have the table. */
 void bootstrap_shorten_result(const tutti_config *config, const struct member *mine);
 /* Derives the name of rank 0's socket (its first 16 bytes) and the key from a unique id. */
 void unique_id_derive(const tutti_unique_id *id, unsigned char name[SHA256_BYTES], unsigned char key[KEY_BYTES]);

@@ -5,6 +5,8 @@
 #include <stdio.h>
 #include <string.h>
 
+const char store_first_key[] = "r0";
+
 void store_key_of_attempt(const struct member *first, const char *name, char out[STORE_KEY_BYTES])
 {
     char token[2 * sizeof first->token + 1];
@@ -48,6 +50,52 @@ static tutti_status store_get_exact_value(const tutti_store *store, const char *
         return status_fail(TUTTI_MISMATCH, "rank %d runs another version of tutti", rank);
     return status;
 }
+
+/* ---- the table of members ---- */
+/* Returns the number of records in each piece but the last. */
+static uint32_t store_table_step(const struct store_table *table)
+{
+    return (uint32_t)(table->piece_bytes / sizeof *table->members);
+}
+/* Writes the key of the piece that begins with record `at`, and returns the bytes of the piece. */
+static size_t store_table_piece(const struct store_table *table, const struct member *first, uint32_t at,
+    char key[STORE_KEY_BYTES])
+{
+    uint32_t step = store_table_step(table), left = table->size - at;
+    store_key_of_rank(first, "members", (int)(at / step), key);
+    return (left < step ? left : step) * sizeof *table->members;
+}
+tutti_status store_put_table(const tutti_store *store, const struct member *first, const struct store_table *table)
+{
+    char key[STORE_KEY_BYTES];
+    for (uint32_t at = 0; at < table->size; at += store_table_step(table)) {
+        size_t bytes = store_table_piece(table, first, at, key);
+        TRY(store_put_value(store, key, &table->members[at], bytes));
+    }
+    return TUTTI_OK;
+}
+tutti_status store_get_table(const tutti_store *store, const struct member *first, const struct store_table *table)
+{
+    char key[STORE_KEY_BYTES];
+    for (uint32_t at = 0; at < table->size; at += store_table_step(table)) {
+        size_t bytes = store_table_piece(table, first, at, key);
+        TRY(store_get_exact_value(store, key, 0, NOW, &table->members[at], bytes));
+    }
+    return TUTTI_OK;
+}
+void store_remove_table(const tutti_config *config, const struct member *first, const struct store_table *table)
+{
+    char key[STORE_KEY_BYTES];
+    const tutti_store *store = &config->store;
+    for (uint32_t at = 0; at < table->size; at += store_table_step(table)) {
+        store_table_piece(table, first, at, key);
+        if (config->store_remove && config->store_remove(store->context, key) == TUTTI_OK) continue;
+        /* If the store refuses, too, the piece stays. */
+        store->put(store->context, key, "", 1);
+    }
+}
+
+/* ---- records ---- */
 tutti_status store_get_record(const tutti_store *store, const char *key, int rank, int64_t timeout_ms,
     struct member *out)
 {
@@ -76,6 +124,17 @@ tutti_status store_put_other_statement(const tutti_store *store, const struct me
 void store_key_of_alone(int rank_of_job, char out[STORE_KEY_BYTES])
 {
     snprintf(out, STORE_KEY_BYTES, "alone%d", rank_of_job);
+}
+tutti_status store_check_alone(const tutti_config *config, const struct statement *own, int rank)
+{
+    char key[STORE_KEY_BYTES];
+    struct statement alone;
+    if (!config->members) return TUTTI_OK;
+    store_key_of_alone(config->members[rank], key);
+    tutti_status status = store_get_statement(&config->store, key, NOW, &alone);
+    if (status == TUTTI_TIMEOUT) return TUTTI_OK;
+    TRY(status);
+    return member_shares_job(&alone.member, &own->member) ? terms_fail_mismatch(&alone, own) : TUTTI_OK;
 }
 void store_remove_value(const tutti_config *config, const char *key)
 {

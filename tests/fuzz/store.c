@@ -48,7 +48,7 @@ static tutti_status get(void *context, const char *key, void *value, size_t capa
             return give(in, &statement, sizeof statement, value, capacity, bytes);
         return give(in, &mine, sizeof mine, value, capacity, bytes);
     case RESULT: return give(in, &table.result, sizeof table.result, value, capacity, bytes);
-    case TABLE: return give(in, &table, sizeof table, value, capacity, bytes);
+    case TABLE: return give(in, table.table, sizeof table.table, value, capacity, bytes);
     case FORMED: return give(in, &table, FORMED_BYTES, value, capacity, bytes);
     case BYTES:
         *bytes = input_take(in, value, raw < capacity ? raw : capacity);
