@@ -6,6 +6,8 @@
 #include "backend/comm/comm.h"
 #include "backend/join/bootstrap.h"
 #include "backend/join/join.h"
+#include "backend/join/join_result.h"
+#include "backend/join/member_table.h"
 #include <pthread.h>
 #include <string.h>
 
@@ -62,10 +64,19 @@ static tutti_status comm_publish_alone(const tutti_config *config, const struct 
 }
 /* Returns true if the ranks find each other through the store. */
 static bool config_uses_store(const tutti_config *config, const tutti_unique_id *id) { return !id && config->size > 1; }
+/* Makes the table of a group of one rank. */
+static tutti_status member_table_create_alone(const struct member *mine, struct shared_table **out)
+{
+    struct member *members = members_create(mine);
+    if (!members) return TUTTI_NO_MEMORY;
+    *members = *mine;
+    return member_table_keep(members, out);
+}
 /* Exchanges the records of all ranks through the store or by the id, and sets the group's members and key. */
 static tutti_status comm_bootstrap_members(const tutti_config *config, const tutti_unique_id *id, tutti_comm *comm,
     int64_t deadline_ms)
 {
+    struct shared_table *table;
     struct member mine;
     struct terms terms;
     struct group *group = &comm->group;
@@ -74,11 +85,11 @@ static tutti_status comm_bootstrap_members(const tutti_config *config, const tut
     mine.status = member_introduce_host(config, id, &mine);
     terms_init(config, comm->chosen, &terms);
     if (id || group->size == 1) TRY(mine.status);
-    if (config_uses_store(config, id))
-        return bootstrap_store(config, &mine, &terms, deadline_ms, group->members, &group->key);
-    if (group->size > 1) return bootstrap_id(id, group->rank, &mine, deadline_ms, group->members, &group->key);
-    group->members[0] = mine;
-    return id ? TUTTI_OK : comm_publish_alone(config, &mine, &terms);
+    if (config_uses_store(config, id)) TRY(bootstrap_store(config, &mine, &terms, deadline_ms, &table, &group->key));
+    else if (group->size > 1) TRY(bootstrap_id(id, group->rank, &mine, deadline_ms, &table, &group->key));
+    else TRY(member_table_create_alone(&mine, &table));
+    group_set_table(group, table);
+    return id || group->size > 1 ? TUTTI_OK : comm_publish_alone(config, &mine, &terms);
 }
 /* Creates a communicator and joins its group. After an error *out is NULL or half-built. */
 static tutti_status comm_build_and_join(const tutti_config *config, const tutti_unique_id *id, tutti_comm **out)

@@ -4,6 +4,7 @@
 #include "backend/base/random.h"
 #include "backend/comm/comm.h"
 #include "backend/join/join.h"
+#include "backend/join/member_table.h"
 #include <stdlib.h>
 
 /* The data that each rank gathers: its record for the new group, its color and its key. */
@@ -14,17 +15,22 @@ static int split_compare_ranks(const struct split *all, int a, int b)
     if (all[a].key != all[b].key) return all[a].key < all[b].key ? -1 : 1;
     return a - b;
 }
-/* Sets the members of the new group, and joins it. */
-static tutti_status split_join_members(const tutti_comm *parent, const struct split *all, tutti_comm *comm)
+/* Sets the members of the new group, whose table has only their records. */
+static tutti_status split_set_members(const tutti_comm *parent, const struct split *all, struct group *group)
 {
+    struct shared_table *table;
     int color = all[parent->group.rank].color;
+    struct member *members = memory_alloc_zeroed((size_t)group->size, sizeof *members);
+    if (!members) return status_fail(TUTTI_NO_MEMORY, "no memory for %d members", group->size);
     for (int r = 0; r < parent->group.size; r++) {
         int at = 0;
         if (all[r].color != color) continue;
         for (int q = 0; q < parent->group.size; q++) at += all[q].color == color && split_compare_ranks(all, q, r) < 0;
-        comm->group.members[at] = all[r].member;
+        members[at] = all[r].member;
     }
-    return join_members(comm, clock_deadline(comm->timeout_ms));
+    TRY(member_table_keep(members, &table));
+    group_set_table(group, table);
+    return TUTTI_OK;
 }
 /* Returns the token of the first rank of this rank's new group, which names the group. */
 static const unsigned char *split_token_of_group(const tutti_comm *parent, const struct split *all)
@@ -41,10 +47,11 @@ static tutti_status comm_create_split_group(tutti_comm *parent, const struct spl
     struct member mine;
     tutti_status status = comm_allocate_and_init(rank, size, parent->group.name, parent->timeout_ms, out);
     if (status == TUTTI_OK) status = join_init_member(*out, &mine);
+    if (status == TUTTI_OK) status = split_set_members(parent, all, &(*out)->group);
     if (status != TUTTI_OK) { peers_abort_join(split_token_of_group(parent, all)); return status; }
     (*out)->group.key = parent->group.key;
     for (int f = 0; f < COLLECTIVE_COUNT; f++) atomic_store(&(*out)->chosen[f], atomic_load(&parent->chosen[f]));
-    return split_join_members(parent, all, *out);
+    return join_members(*out, clock_deadline((*out)->timeout_ms));
 }
 tutti_status comm_split(tutti_comm *parent, int color, int key, tutti_comm **out)
 {

@@ -1,4 +1,4 @@
-/* Allocates and frees the tables of a group, which are empty until the ranks have found each other. Waits with the
+/* Allocates and frees the arrays of a group, which are empty until the ranks have found each other. Waits with the
    backoff of the group, and alerts the ranks of this host. */
 #include "backend/engine/group.h"
 #include "backend/base/memory.h"
@@ -13,9 +13,13 @@ tutti_status group_init(struct group *group, int rank, int size, const char *nam
     group->size = size;
     group_set_name(group, name ? name : "the group");
     group->backoff = backoff_for_thread(true);
-    group->members = memory_alloc_zeroed((size_t)size, sizeof *group->members);
     group->peers = memory_alloc_zeroed((size_t)size, sizeof *group->peers);
-    return group->members && group->peers ? TUTTI_OK : status_fail(TUTTI_NO_MEMORY, "no memory for %d members", size);
+    return group->peers ? TUTTI_OK : status_fail(TUTTI_NO_MEMORY, "no memory for %d members", size);
+}
+void group_set_table(struct group *group, struct shared_table *table)
+{
+    group->table = table;
+    group->members = shared_table_data(table);
 }
 void group_release_peers(struct group *group)
 {
@@ -25,9 +29,10 @@ void group_release_peers(struct group *group)
 }
 void group_finish(struct group *group)
 {
-    free(group->members);
+    shared_table_leave(group->table);
     layout_destroy(group->layout);
     group->members = NULL;
+    group->table = NULL;
     group->layout = NULL;
 }
 void group_back_off(const struct group *group, int64_t n)

@@ -4,6 +4,7 @@
 #include "backend/engine/member.h"
 #include "backend/host/segment.h"
 #include "backend/host/wait.h"
+#include "backend/memory/shared_table.h"
 #include "backend/schedule/schedule.h"
 
 struct group {
@@ -13,7 +14,9 @@ struct group {
     unsigned generation;
     /* The id of the key that the group's processes prove to each other that they know. */
     struct key_id key;
-    struct member *members;                             /* [size], owned */
+    /* The records of all `size` ranks, which are the data of `table`. NULL until they are known. */
+    const struct member *members;
+    struct shared_table *table;                         /* owned */
     /* A rank of this process has a NULL entry. */
     struct peer **peers;                                /* [size], owned */
     /* The segment of this host. NULL until it is mapped. */
@@ -35,14 +38,16 @@ struct group {
     /* The backoff of a thread that drives. */
     struct backoff backoff;
 };
-/* Sets the rank, the size and the name (NULL: "the group"), and allocates the tables. The caller must call group_finish
-   in every case. */
+/* Sets the rank, the size and the name (NULL: "the group"), and allocates the array of peers. The caller must call
+   group_finish in every case. */
 tutti_status group_init(struct group *group, int rank, int size, const char *name);
 /* Sets the group's name in errors and logs. Longer names are cut. */
 void group_set_name(struct group *group, const char *name);
+/* Gives the group its table of members. */
+void group_set_table(struct group *group, struct shared_table *table);
 /* Releases the peers. The other fields stay readable until group_finish. */
 void group_release_peers(struct group *group);
-/* Frees the tables and the layout. */
+/* Leaves the table of members, and frees the layout. */
 void group_finish(struct group *group);
 /* Waits a moment after the n-th poll of a condition that was not met, and whose change wakes no sleeper. */
 void group_back_off(const struct group *group, int64_t n);

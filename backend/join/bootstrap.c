@@ -38,10 +38,12 @@
 #include "backend/base/random.h"
 #include "backend/base/status.h"
 #include "backend/join/bootstrap_follower.h"
+#include "backend/join/member_table.h"
 #include "backend/join/records.h"
 #include "backend/join/store_wait.h"
 #include <stdio.h>
 #include <stdlib.h>
+#include <unistd.h>
 
 enum {
     /* After this wait rank 0 reads all records again. */
@@ -183,34 +185,63 @@ static tutti_status store_collect_records(const tutti_config *config, const stru
     if (is_rank_missing) return members_fail_absent(mine, table);
     return clock_ms() - began_ms > AGAIN_MS ? store_reread_records(store, mine, table) : TUTTI_OK;
 }
-/* Rank 0: collects the records, decides, and publishes the table of members, then the result. */
-static tutti_status store_publish_result(const tutti_config *config, const struct statement *own, const char *why,
-    int64_t deadline_ms, struct join_reply *reply)
+/* Publishes the table of the members whose records have come, and sets *out to it. */
+static tutti_status store_publish_table(const struct member_table_request *request, struct member *members,
+    struct shared_table **out, int *descriptor)
 {
-    char key[STORE_KEY_BYTES];
-    const tutti_store *store = &config->store;
-    const struct member *mine = &own->member;
-    store_key_of_attempt(mine, "table", key);
-    reply->table[0] = *mine;
+    const struct member *mine = request->host.mine;
+    /* The other ranks have the group's key from "r0". */
+    explicit_bzero(members[0].key, sizeof members[0].key);
+    members_make_printable(members, mine->size);
+    TRY(member_table_create(request, members, out, descriptor));
+    const struct store_pieces pieces = { mine->size, STORE_PIECE_BYTES };
+    return store_put_table(request->store, mine, &pieces, shared_table_data(*out));
+}
+/* Rank 0: begins an attempt. */
+static tutti_status store_publish_first(const tutti_store *store, const struct statement *own)
+{
     /* Another rank 0 that puts its record between these two calls is not noticed. */
     TRY(store_check_earlier(store, own));
-    TRY(store_put_value(store, store_first_key, own, sizeof *own));
-    tutti_status status = store_collect_records(config, own, why, deadline_ms, reply->table);
-    const struct store_table table = { reply->table, mine->size, STORE_PIECE_BYTES };
-    if (status == TUTTI_OK) status = store_put_table(store, mine, &table);
-    join_reply_decide(reply, status, mine->size);
-    tutti_status put_status = store_put_value(store, key, &reply->result, sizeof reply->result);
-    return status == TUTTI_OK ? put_status : status_repeat(status, reply->result.detail);
+    return store_put_value(store, store_first_key, own, sizeof *own);
+}
+/* Rank 0: begins an attempt, collects the records, decides, and publishes the table of members, then the result. Sets
+   *out to the table, and *descriptor for host_table_send. */
+static tutti_status store_publish_result(const struct member_table_request *request, const tutti_config *config,
+    const struct statement *own, const char *why, struct shared_table **out, int *descriptor)
+{
+    char key[STORE_KEY_BYTES];
+    struct join_result result;
+    const tutti_store *store = &config->store;
+    const struct member *mine = &own->member;
+    struct member *members = members_create(mine);
+    if (!members) return TUTTI_NO_MEMORY;
+    members[0] = *mine;
+    tutti_status status = store_publish_first(store, own);
+    if (status != TUTTI_OK) {
+        free(members);
+        return status;
+    }
+    status = store_collect_records(config, own, why, request->host.deadline_ms, members);
+    if (status == TUTTI_OK) status = store_publish_table(request, members, out, descriptor);
+    else free(members);
+    join_result_decide(&result, status, mine->size);
+    store_key_of_attempt(mine, "table", key);
+    tutti_status put_status = store_put_value(store, key, &result, sizeof result);
+    return status == TUTTI_OK ? put_status : status_repeat(status, result.detail);
 }
 /* Rank 0's part of joining through the store. */
 static tutti_status store_run_rank0(const tutti_config *config, struct statement *own, const char *why,
-    int64_t deadline_ms, struct join_reply *reply, struct key_id *key)
+    int64_t deadline_ms, struct shared_table **out, struct key_id *key)
 {
     struct member *mine = &own->member;
+    int descriptor = -1;
     TRY(random_fill(mine->key, sizeof mine->key));
     TRY(group_key_add(mine->key, key));
     TRY(member_set_host_token(config, mine, key, deadline_ms, mine));
-    tutti_status status = store_publish_result(config, own, why, deadline_ms, reply);
+    const struct member_table_request request = member_table_request_make(config, mine, mine, key, deadline_ms);
+    tutti_status status = store_publish_result(&request, config, own, why, out, &descriptor);
+    if (status == TUTTI_OK) host_table_send(&request.host, shared_table_data(*out), descriptor);
+    else if (descriptor >= 0) close(descriptor);
     member_release_host_token(mine, mine);
     return status;
 }
@@ -222,37 +253,30 @@ void bootstrap_shorten_result(const tutti_config *config, const struct member *m
     store_key_of_attempt(mine, "table", key);
     /* If the store refuses, the whole result stays. */
     config->store.put(config->store.context, key, &formed, FORMED_BYTES);
-    const struct store_table table = { NULL, mine->size, STORE_PIECE_BYTES };
-    store_remove_table(config, mine, &table);
+    const struct store_pieces pieces = { mine->size, STORE_PIECE_BYTES };
+    store_remove_table(config, mine, &pieces);
 }
 
 /* ---- all ranks ---- */
 tutti_status bootstrap_store(const tutti_config *config, const struct member *mine, const struct terms *terms,
-    int64_t deadline_ms, struct member *table, struct key_id *key)
+    int64_t deadline_ms, struct shared_table **out, struct key_id *key)
 {
     char why[STATUS_DETAIL_BYTES / 2];
     snprintf(why, sizeof why, "%.*s", (int)sizeof why - 1, status_detail());
-    struct join_reply *reply = join_reply_create(mine);
-    if (!reply) return TUTTI_NO_MEMORY;
     struct statement own = { *mine, *terms };
     own.member.terms = terms->digest;
     /* A rank that cannot join takes no part in the host election. */
     if (mine->status != TUTTI_OK) own.member.contact = (struct sock_address){ 0 };
-    struct follower follower = { .config = config,
-        .own = &own,
-        .mine = &own.member,
-        .why = why,
-        .deadline_ms = deadline_ms,
-        .reply = reply,
-        .key = key };
+    struct follower follower = {
+        .config = config, .own = &own, .mine = &own.member, .why = why, .deadline_ms = deadline_ms, .key = key
+    };
     tutti_status status = TUTTI_OK;
-    if (config->rank == 0) status = store_run_rank0(config, &own, why, deadline_ms, reply, key);
+    if (config->rank == 0) status = store_run_rank0(config, &own, why, deadline_ms, &follower.table, key);
     else if (mine->status == TUTTI_OK) status = follower_join_attempt(&follower);
     else follower_decline_join(&follower);
     if (mine->status != TUTTI_OK) status = status_repeat((tutti_status)mine->status, why);
-    if (status == TUTTI_OK) status = join_reply_accept(reply, config->rank, &own.member, table);
-    explicit_bzero(reply->table[0].key, sizeof reply->table[0].key);
-    if (status == TUTTI_OK) explicit_bzero(table[0].key, sizeof table[0].key);
-    free(reply);
+    else if (status == TUTTI_OK && config->rank) status = join_result_apply(&follower.result, mine);
+    *out = status == TUTTI_OK ? follower.table : NULL;
+    if (status != TUTTI_OK) shared_table_leave(follower.table);
     return status;
 }

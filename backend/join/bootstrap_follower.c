@@ -3,6 +3,7 @@
 #include "backend/base/clock.h"
 #include "backend/base/log.h"
 #include "backend/base/status.h"
+#include "backend/join/member_table.h"
 #include "backend/join/records.h"
 #include "backend/join/store_wait.h"
 #include <stdio.h>
@@ -16,47 +17,44 @@ static bool follower_has_other_terms(const struct follower *follower)
     return member_has_come(&follower->other_terms.member);
 }
 /* Reads rank 0's result, if it is there, and sets *out to its bytes. */
-static tutti_status follower_get_result(const struct follower *follower, size_t *out)
+static tutti_status follower_get_result(struct follower *follower, size_t *out)
 {
     char key[STORE_KEY_BYTES];
     store_key_of_attempt(&follower->first, "table", key);
-    struct join_result *result = &follower->reply->result;
-    return store_get_value(&follower->config->store, key, NOW, sizeof *result, result, out);
+    return store_get_value(&follower->config->store, key, NOW, sizeof follower->result, &follower->result, out);
 }
 /* Reads rank 0's result. TIMEOUT: it is not there yet. NO_MEMORY of the store: the value is larger than expected. */
-static tutti_status follower_read_result(const struct follower *follower)
+static tutti_status follower_read_result(struct follower *follower)
 {
     size_t bytes = 0;
     tutti_status status = follower_get_result(follower, &bytes);
-    bool formed = status == TUTTI_NO_MEMORY || (status == TUTTI_OK && follower->reply->result.status == TUTTI_OK);
+    bool formed = status == TUTTI_NO_MEMORY || (status == TUTTI_OK && follower->result.status == TUTTI_OK);
     if (formed && follower_has_other_terms(follower)) return terms_fail_mismatch(&follower->other_terms, follower->own);
-    if (status == TUTTI_OK && join_result_is_formed(&follower->reply->result, bytes))
+    if (status == TUTTI_OK && join_result_is_formed(&follower->result, bytes))
         return status_fail(TUTTI_INVALID_ARGUMENT,
             "two processes have joined %s as rank %d: this process (%llu) and another one, with which the group was "
             "formed",
             follower->mine->group, follower->config->rank, (unsigned long long)follower->mine->identity.pid);
-    if (status != TUTTI_NO_MEMORY && (status != TUTTI_OK || bytes == sizeof follower->reply->result)) return status;
+    if (status != TUTTI_NO_MEMORY && (status != TUTTI_OK || bytes == sizeof follower->result)) return status;
     return status_fail(TUTTI_MISMATCH,
         "rank 0 of %s runs another version of tutti, or joins a group of %u ranks where this rank joins one of %u",
         follower->mine->group, follower->first.size, follower->mine->size);
 }
-/* Reads the table of members, if the group has formed. */
+/* Gets the table of members, if the group has formed. */
 static tutti_status follower_get_table(struct follower *follower)
 {
-    const struct member *mine = follower->mine;
-    struct join_reply *reply = follower->reply;
-    if (reply->result.status != TUTTI_OK) return TUTTI_OK;
-    TRY(join_result_apply(&reply->result, mine));
-    const struct store_table table = { reply->table, mine->size, STORE_PIECE_BYTES };
-    tutti_status status = store_get_table(&follower->config->store, &follower->first, &table);
-    if (status != TUTTI_TIMEOUT) return status;
-    /* Rank 0 removes the table after it has shortened the result. */
-    status = follower_read_result(follower);
-    if (status != TUTTI_OK && status != TUTTI_TIMEOUT) return status;
-    return status_fail(TUTTI_SYSTEM,
-        "the key-value store has lost the table of members of %s, which rank 0 has stored for rank %d: check whether "
-        "the store drops keys, or another program deletes them",
-        mine->group, follower->config->rank);
+    char detail[STATUS_DETAIL_BYTES];
+    if (follower->result.status != TUTTI_OK) return TUTTI_OK;
+    TRY(join_result_apply(&follower->result, follower->mine));
+    const int64_t until_ms = deadline_add_ms(follower->deadline_ms, GRACE_MS);
+    const struct member_table_request request =
+        member_table_request_make(follower->config, &follower->first, follower->mine, follower->key, until_ms);
+    tutti_status status = member_table_get(&request, &follower->table);
+    if (status != TUTTI_SYSTEM) return status;
+    /* Rank 0 removes the table after it has shortened the result. Then another process has joined as this rank. */
+    snprintf(detail, sizeof detail, "%s", status_detail());
+    tutti_status read_status = follower_read_result(follower);
+    return read_status == TUTTI_INVALID_ARGUMENT ? read_status : status_repeat(status, detail);
 }
 /* Leaves the election of this host, if this rank has joined it. */
 static void follower_leave_attempt(struct follower *follower)
@@ -120,7 +118,7 @@ static tutti_status follower_enter_attempt(struct follower *follower, const stru
     if (follower->has_answered) return follower_publish_answer(follower);
     /* A MISMATCH of the same job, which rank 0 published before this rank came, is this rank's result, too. */
     follower->has_answered =
-        member_shares_job(&follower->first, follower->mine) && follower->reply->result.status == TUTTI_MISMATCH;
+        member_shares_job(&follower->first, follower->mine) && follower->result.status == TUTTI_MISMATCH;
     return TUTTI_OK;
 }
 /* Reads rank 0's statement, and enters its attempt if it is a new one. */

@@ -1,6 +1,7 @@
 /* A rank other than 0 that joins through a key-value store. Only bootstrap.c uses it. */
 #pragma once
 #include "backend/join/join_result.h"
+#include "backend/memory/shared_table.h"
 
 /* A rank other than 0 while it joins. */
 struct follower {
@@ -11,7 +12,10 @@ struct follower {
     /* The reason for which this rank cannot join, or any text if it can. */
     const char *why;
     int64_t deadline_ms;
-    struct join_reply *reply;
+    /* Rank 0's result. */
+    struct join_result result;
+    /* The table of members, when the group has formed. */
+    struct shared_table *table;
     /* The record of rank 0 that was read last, or zero bytes. */
     struct member first;
     /* The id of rank 0's key. */
@@ -24,8 +28,8 @@ struct follower {
     /* Rank 0's statement if its terms differ from this rank's, else zero bytes. */
     struct statement other_terms;
 };
-/* Joins the attempt of rank 0: answers it, and waits for its result. OK: *follower->reply has the result, and the table
-   of members if the group has formed. */
+/* Joins the attempt of rank 0: answers it, and waits for its result. OK: follower->result is there and valid; if the
+   group has formed, the caller also leaves follower->table. */
 tutti_status follower_join_attempt(struct follower *follower);
 /* Publishes that this rank cannot join. Ranks that join within GRACE_MS get its error. */
 void follower_decline_join(struct follower *follower);

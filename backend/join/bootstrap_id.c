@@ -11,6 +11,7 @@
 #include "backend/host/socket.h"
 #include "backend/join/bootstrap.h"
 #include "backend/join/join_result.h"
+#include "backend/join/member_table.h"
 #include "backend/processes/handshake.h"
 #include <assert.h>
 #include <errno.h>
@@ -248,7 +249,7 @@ static tutti_status server_receive_all(struct server *server, int64_t deadline_m
 /* Sends the result to the connected ranks. An error also goes to the ranks that connect within GRACE_MS. */
 static void server_send_decision(struct server *server, tutti_status status, struct join_reply *reply)
 {
-    join_reply_decide(reply, status, server->mine->size);
+    join_result_decide(&reply->result, status, server->mine->size);
     server_send_replies(server, reply);
     server->decision = reply;
     if (server->listener >= 0 && status != TUTTI_OK && status != TUTTI_TIMEOUT)
@@ -356,7 +357,7 @@ static tutti_status id_join_rank0(const struct id_names *names, int rank, const 
     return status;
 }
 tutti_status bootstrap_id(const tutti_unique_id *id, int rank, const struct member *mine, int64_t deadline_ms,
-    struct member *table, struct key_id *key)
+    struct shared_table **table, struct key_id *key)
 {
     struct id_names names;
     struct member own = *mine;
@@ -365,12 +366,15 @@ tutti_status bootstrap_id(const tutti_unique_id *id, int rank, const struct memb
     TRY(group_key_add(group_key, &names.key));
     /* The socket reaches only ranks of one host, so its name can be the host's token. */
     memcpy(own.host_token, names.name, sizeof own.host_token);
-    struct join_reply *reply = join_reply_create(mine);
-    if (!reply) return TUTTI_NO_MEMORY;
-    tutti_status status = rank == 0 ? id_run_rank0(&names, &own, deadline_ms, reply)
-                                    : id_join_rank0(&names, rank, &own, deadline_ms, reply);
-    if (status == TUTTI_OK) status = join_reply_accept(reply, rank, &own, table);
+    struct join_reply reply = { .table = members_create(mine) };
+    if (!reply.table) return TUTTI_NO_MEMORY;
+    tutti_status status = rank == 0 ? id_run_rank0(&names, &own, deadline_ms, &reply)
+                                    : id_join_rank0(&names, rank, &own, deadline_ms, &reply);
+    if (status == TUTTI_OK) status = join_result_apply(&reply.result, &own);
+    if (status == TUTTI_OK) members_make_printable(reply.table, own.size);
+    if (status == TUTTI_OK) status = members_check_own(reply.table, rank, &own);
     *key = names.key;
-    free(reply);
+    if (status == TUTTI_OK) return member_table_keep(reply.table, table);
+    free(reply.table);
     return status;
 }

@@ -17,7 +17,7 @@ static_assert(sizeof(struct member) == 232 && sizeof(struct join_result) == 528,
 bool member_has_come(const struct member *member) { return member->build != 0; }
 void member_copy_record(struct member *out, const struct member *member)
 {
-    *out = *member;
+    if (out != member) *out = *member;
     text_make_printable(out->group, sizeof out->group);
     text_make_printable(out->identity.host, sizeof out->identity.host);
 }
@@ -108,9 +108,9 @@ tutti_status members_fail_absent(const struct member *mine, const struct member 
 }
 
 /* ---- rank 0 decides ---- */
-struct join_reply *join_reply_create(const struct member *mine)
+struct member *members_create(const struct member *mine)
 {
-    struct join_reply *made = memory_alloc_zeroed(1, sizeof *made + mine->size * sizeof *mine);
+    struct member *made = memory_alloc_zeroed(mine->size, sizeof *made);
     if (!made) status_fail(TUTTI_NO_MEMORY, "no memory for the %u members of %s", mine->size, mine->group);
     return made;
 }
@@ -123,9 +123,8 @@ bool join_result_is_formed(const struct join_result *result, size_t bytes)
 {
     return bytes == FORMED_BYTES && memcmp(result->magic, magic, sizeof magic) == 0 && result->status == TUTTI_OK;
 }
-void join_reply_decide(struct join_reply *reply, tutti_status status, uint32_t size)
+void join_result_decide(struct join_result *result, tutti_status status, uint32_t size)
 {
-    struct join_result *result = &reply->result;
     join_result_set_formed(result, size);
     result->status = status;
     if (status != TUTTI_OK) snprintf(result->detail, sizeof result->detail, "%.511s", status_detail());
@@ -143,16 +142,21 @@ tutti_status join_result_apply(struct join_result *result, const struct member *
     return status_fail(TUTTI_MISMATCH, "rank 0 joins %s as a group of %u ranks, this rank as one of %u", mine->group,
         result->size, mine->size);
 }
-tutti_status join_reply_accept(struct join_reply *reply, int rank, const struct member *mine, struct member *out)
+void members_make_printable(struct member *table, uint32_t size)
 {
-    TRY(join_result_apply(&reply->result, mine));
-    const struct identity *me = &mine->identity, *other = &reply->table[rank].identity;
-    if (memcmp(&reply->table[rank], mine, sizeof *mine) != 0)
-        return status_fail(TUTTI_INVALID_ARGUMENT,
-            "two processes have joined %s as rank %d: this process (%llu) and process %llu on %.39s", mine->group, rank,
-            (unsigned long long)me->pid, (unsigned long long)other->pid, other->host);
-    for (uint32_t r = 0; r < mine->size; r++) member_copy_record(&out[r], &reply->table[r]);
-    return TUTTI_OK;
+    for (uint32_t r = 0; r < size; r++) member_copy_record(&table[r], &table[r]);
+}
+tutti_status members_check_own(const struct member *table, int rank, const struct member *mine)
+{
+    struct member own;
+    const struct member *found = &table[rank];
+    const struct identity *me = &mine->identity, *other = &found->identity;
+    member_copy_record(&own, mine);
+    explicit_bzero(own.key, sizeof own.key);
+    if (memcmp(found, &own, sizeof own) == 0) return TUTTI_OK;
+    return status_fail(TUTTI_INVALID_ARGUMENT,
+        "two processes have joined %s as rank %d: this process (%llu) and process %llu on %.39s", mine->group, rank,
+        (unsigned long long)me->pid, (unsigned long long)other->pid, other->host);
 }
 
 /* ---- waiting ---- */

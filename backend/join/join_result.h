@@ -12,7 +12,8 @@ struct join_result {
 };
 /* The length of a result that all ranks have accepted. */
 enum { FORMED_BYTES = offsetof(struct join_result, detail) };
-struct join_reply { struct join_result result; struct member table[]; };
+/* A result and, if the group has formed, the table of its members. */
+struct join_reply { struct join_result result; struct member *table; };
 
 /* ---- rank 0 collects records; a table begins zeroed ---- */
 /* Returns true if the record of a rank has been entered into the table. */
@@ -29,11 +30,11 @@ void members_list_absent(const struct member *table, uint32_t size, char *out, s
 tutti_status members_fail_absent(const struct member *mine, const struct member *table);
 
 /* ---- rank 0 decides ---- */
-/* Allocates a reply with a zeroed table of mine->size records, which the caller frees with free(). Returns NULL if
-   memory is short, and sets the last error. */
-struct join_reply *join_reply_create(const struct member *mine);
+/* Allocates a zeroed table of mine->size records, which the caller frees with free(). Returns NULL if memory is short,
+   and sets the last error. */
+struct member *members_create(const struct member *mine);
 /* Sets the result to `status`, with the text of this thread's last error unless it is OK. */
-void join_reply_decide(struct join_reply *reply, tutti_status status, uint32_t size);
+void join_result_decide(struct join_result *result, tutti_status status, uint32_t size);
 /* Sets the first FORMED_BYTES bytes of the result of a group that has formed. */
 void join_result_set_formed(struct join_result *out, uint32_t size);
 /* Returns true if a result of `bytes` bytes is such a shortened one. */
@@ -42,9 +43,11 @@ bool join_result_is_formed(const struct join_result *result, size_t bytes);
 /* ---- the other ranks accept ---- */
 /* Returns OK, or sets the error that rank 0 decided, or MISMATCH for an invalid result. */
 tutti_status join_result_apply(struct join_result *result, const struct member *mine);
-/* Copies the table to `out` if the result is OK and the table has this rank's record at `rank`. Otherwise fails, with
-   INVALID_ARGUMENT if another process has joined as this rank. */
-tutti_status join_reply_accept(struct join_reply *reply, int rank, const struct member *mine, struct member *out);
+/* Makes all texts of a table printable. */
+void members_make_printable(struct member *table, uint32_t size);
+/* Fails with INVALID_ARGUMENT unless the table has this rank's record at `rank`, because another process has then
+   joined as this rank. */
+tutti_status members_check_own(const struct member *table, int rank, const struct member *mine);
 
 /* ---- waiting ---- */
 /* Fails with ABORTED, in a text that names this rank, if is_cancelled(context) is true. is_cancelled may be NULL. */

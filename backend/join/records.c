@@ -53,42 +53,44 @@ static tutti_status store_get_exact_value(const tutti_store *store, const char *
 
 /* ---- the table of members ---- */
 /* Returns the number of records in each piece but the last. */
-static uint32_t store_table_step(const struct store_table *table)
+static uint32_t store_pieces_step(const struct store_pieces *pieces)
 {
-    return (uint32_t)(table->piece_bytes / sizeof *table->members);
+    return (uint32_t)(pieces->piece_bytes / sizeof(struct member));
 }
 /* Writes the key of the piece that begins with record `at`, and returns the bytes of the piece. */
-static size_t store_table_piece(const struct store_table *table, const struct member *first, uint32_t at,
+static size_t store_pieces_find(const struct store_pieces *pieces, const struct member *first, uint32_t at,
     char key[STORE_KEY_BYTES])
 {
-    uint32_t step = store_table_step(table), left = table->size - at;
+    uint32_t step = store_pieces_step(pieces), left = pieces->size - at;
     store_key_of_rank(first, "members", (int)(at / step), key);
-    return (left < step ? left : step) * sizeof *table->members;
+    return (left < step ? left : step) * sizeof(struct member);
 }
-tutti_status store_put_table(const tutti_store *store, const struct member *first, const struct store_table *table)
+tutti_status store_put_table(const tutti_store *store, const struct member *first, const struct store_pieces *pieces,
+    const struct member *members)
 {
     char key[STORE_KEY_BYTES];
-    for (uint32_t at = 0; at < table->size; at += store_table_step(table)) {
-        size_t bytes = store_table_piece(table, first, at, key);
-        TRY(store_put_value(store, key, &table->members[at], bytes));
+    for (uint32_t at = 0; at < pieces->size; at += store_pieces_step(pieces)) {
+        size_t bytes = store_pieces_find(pieces, first, at, key);
+        TRY(store_put_value(store, key, &members[at], bytes));
     }
     return TUTTI_OK;
 }
-tutti_status store_get_table(const tutti_store *store, const struct member *first, const struct store_table *table)
+tutti_status store_get_table(const tutti_store *store, const struct member *first, const struct store_pieces *pieces,
+    struct member *out)
 {
     char key[STORE_KEY_BYTES];
-    for (uint32_t at = 0; at < table->size; at += store_table_step(table)) {
-        size_t bytes = store_table_piece(table, first, at, key);
-        TRY(store_get_exact_value(store, key, 0, NOW, &table->members[at], bytes));
+    for (uint32_t at = 0; at < pieces->size; at += store_pieces_step(pieces)) {
+        size_t bytes = store_pieces_find(pieces, first, at, key);
+        TRY(store_get_exact_value(store, key, 0, NOW, &out[at], bytes));
     }
     return TUTTI_OK;
 }
-void store_remove_table(const tutti_config *config, const struct member *first, const struct store_table *table)
+void store_remove_table(const tutti_config *config, const struct member *first, const struct store_pieces *pieces)
 {
     char key[STORE_KEY_BYTES];
     const tutti_store *store = &config->store;
-    for (uint32_t at = 0; at < table->size; at += store_table_step(table)) {
-        store_table_piece(table, first, at, key);
+    for (uint32_t at = 0; at < pieces->size; at += store_pieces_step(pieces)) {
+        store_pieces_find(pieces, first, at, key);
         if (config->store_remove && config->store_remove(store->context, key) == TUTTI_OK) continue;
         /* If the store refuses, too, the piece stays. */
         store->put(store->context, key, "", 1);

@@ -37,15 +37,17 @@ tutti_status store_get_value(const tutti_store *store, const char *key, int64_t 
 /* Removes a key. A store without a remove function keeps it. */
 void store_remove_value(const tutti_config *config, const char *key);
 
-/* The table of the `size` members of a group, and the most bytes that one value of the store may have. */
-struct store_table { struct member *members; uint32_t size; size_t piece_bytes; };
-/* These three store, read and remove the table of the attempt that begins with rank 0's record `first`. Each piece is
-   the value of a key: "<token>/members0", "<token>/members1" and so on. Reading makes no text printable. TIMEOUT of
-   store_get_table: a piece does not exist. MISMATCH: a piece has another length. Pieces that the store cannot remove
-   are shortened to a byte. */
-tutti_status store_put_table(const tutti_store *store, const struct member *first, const struct store_table *table);
-tutti_status store_get_table(const tutti_store *store, const struct member *first, const struct store_table *table);
-void store_remove_table(const tutti_config *config, const struct member *first, const struct store_table *table);
+/* The number of members in a table, and the most bytes that one value of the store may have. */
+struct store_pieces { uint32_t size; size_t piece_bytes; };
+/* These three store, read and remove the table of members of the attempt that begins with rank 0's record `first`. Each
+   piece is the value of a key: "<token>/members0", "<token>/members1" and so on. Reading makes no text printable.
+   TIMEOUT of store_get_table: a piece does not exist. MISMATCH: a piece has another length. Pieces that the store
+   cannot remove are shortened to a byte. */
+tutti_status store_put_table(const tutti_store *store, const struct member *first, const struct store_pieces *pieces,
+    const struct member *members);
+tutti_status store_get_table(const tutti_store *store, const struct member *first, const struct store_pieces *pieces,
+    struct member *out);
+void store_remove_table(const tutti_config *config, const struct member *first, const struct store_pieces *pieces);
 
 /* The next two read a record, or a statement, of another process, and make its texts printable. TIMEOUT: the key does
    not exist. MISMATCH: the record is of another version. */

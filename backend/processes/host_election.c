@@ -25,8 +25,8 @@
 
 enum { MOST_NAMES = 64, RETRY_NS = 2000000 };
 struct host_election {
-    /* `owner` is the number of the elected process, once `is_known`. */
-    unsigned char token[16], owner[16];
+    /* `owner` is the number of the elected process, and `name` that of its socket, once `is_known`. */
+    unsigned char token[16], owner[16], name[16];
     struct key_id key;
     /* `users` counts the ranks of this process in the election. `listener` is -1 unless this process owns the name. */
     int users, listener;
@@ -174,6 +174,7 @@ static int host_election_try_names(struct host_election *election, int64_t deadl
     for (int number = 0; number < MOST_NAMES;) {
         name[15] = (unsigned char)(last ^ number);
         int error = host_election_try_name(election, name, deadline_ms);
+        if (!error) memcpy(election->name, name, sizeof election->name);
         if (error == -EPERM) number++;
         else if (error != -EAGAIN) return error;
         else if (clock_ms() >= deadline_ms) return -ETIMEDOUT;
@@ -220,6 +221,29 @@ tutti_status host_election_join(const unsigned char token[16], const struct key_
     }
     pthread_mutex_unlock(&registry.lock);
     return error ? host_election_explain_error(error) : TUTTI_OK;
+}
+bool host_election_is_won(const unsigned char token[16])
+{
+    pthread_mutex_lock(&registry.lock);
+    const struct host_election *election = host_election_find(token);
+    bool is_won = election && election->listener >= 0;
+    pthread_mutex_unlock(&registry.lock);
+    return is_won;
+}
+bool host_election_poll_owner(const unsigned char token[16], int64_t deadline_ms)
+{
+    pthread_mutex_lock(&registry.lock);
+    const struct host_election *found = host_election_find(token);
+    const struct host_election election = found ? *found : (struct host_election){ .listener = -1 };
+    int socket = !found || found->listener >= 0 ? -1 : socket_connect("host", election.name);
+    pthread_mutex_unlock(&registry.lock);
+    if (election.listener >= 0) return true;
+    /* -EAGAIN: so many processes ask that the queue of the socket is full. */
+    if (socket < 0) return found && socket == -EAGAIN;
+    unsigned char owner[16];
+    int error = host_election_await_answer(socket, &election, deadline_ms, owner);
+    close(socket);
+    return !error && nonce_equal(owner, election.owner);
 }
 void host_election_leave(const unsigned char token[16])
 {

@@ -84,6 +84,13 @@ tutti_status peer_await(struct peer *peer, int64_t deadline_ms)
     pthread_mutex_unlock(&registry.lock);
     return error ? peer_explain_error(&other, error) : TUTTI_OK;
 }
+int peer_try_await(struct peer *peer, int64_t deadline_ms)
+{
+    pthread_mutex_lock(&registry.lock);
+    int error = peer_await_open(peer, deadline_ms);
+    pthread_mutex_unlock(&registry.lock);
+    return error;
+}
 void peer_release(struct peer *peer)
 {
     if (!peer) return;
@@ -120,6 +127,8 @@ tutti_status peer_send_descriptor(struct peer *peer, const unsigned char token[1
     pthread_mutex_lock(&registry.lock);
     while (error == -EAGAIN && peer->state == OPEN && clock_ms() < deadline_ms) {
         error = peer_send_packet(peer, DESCRIPTOR, token, descriptor);
+        /* Too many descriptors are on their way between processes of this user. */
+        if (error == -ETOOMANYREFS) error = -EAGAIN;
         if (error == -EAGAIN) registry_wait(clock_ms() + RETRY_MS);
     }
     bool gone = peer->state != OPEN || error == -EPIPE || error == -ECONNRESET;
@@ -151,6 +160,13 @@ tutti_status peers_await_descriptor(const unsigned char token[16], int64_t deadl
             MOST_OPEN_EARLY_FDS);
     *out = descriptor;
     return TUTTI_OK;
+}
+
+void peers_refuse_descriptor(const unsigned char token[16])
+{
+    pthread_mutex_lock(&registry.lock);
+    registry_refuse_early_descriptor(token);
+    pthread_mutex_unlock(&registry.lock);
 }
 
 /* ---- aborted joins ---- */

@@ -28,6 +28,8 @@ tutti_status peer_acquire(const struct identity *other, const struct key_id *key
    says why. It has ended, or it is on another host, in another network namespace, or of another user. TIMEOUT: the
    process exists but has not answered; the caller may wait again. */
 tutti_status peer_await(struct peer *peer, int64_t deadline_ms);
+/* Does peer_await without an error text. Returns 0, -ETIMEDOUT if it may be tried again, or another -errno. */
+int peer_try_await(struct peer *peer, int64_t deadline_ms);
 /* Ends one use of a peer. NULL is allowed. */
 void peer_release(struct peer *peer);
 /* Returns true if the process has died or has called its last peers_release, or if the connection failed. */
@@ -36,13 +38,16 @@ bool peer_is_gone(const struct peer *peer);
 uint64_t peers_nonce_address(void);
 /* Returns how to read the memory of a process of this host, which has reported the address of its nonce. */
 struct read_source peer_memory_source(const struct peer *peer, uint64_t nonce_at);
-/* Sends a file descriptor to that process, which finds it under `token`. PEER_LOST; TIMEOUT if the process does not
-   read. */
+/* Sends a file descriptor to that process, which finds it under `token`. With -1 its wait ends with an error.
+   PEER_LOST; TIMEOUT if the process does not read. */
 tutti_status peer_send_descriptor(struct peer *peer, const unsigned char token[16], int descriptor);
 /* Waits for the file descriptor that any process sent under `token`, and sets *out to it. The caller closes it. TIMEOUT
    sets no error text, because the caller may wait on. SYSTEM: the descriptor was sent, but this process had no room for
    it. */
 tutti_status peers_await_descriptor(const unsigned char token[16], int64_t deadline_ms, int *out);
+/* Closes the descriptor that was sent under `token`, and one that arrives later, because no rank waits for it any more.
+   Only the latest 16 such tokens are recorded. */
+void peers_refuse_descriptor(const unsigned char token[16]);
 
 /* Notifies all connected processes, and those that connect later, that a rank of this process could not join the group
    with that token. A notice that was received earlier for the same group takes precedence. */

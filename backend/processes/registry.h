@@ -5,12 +5,14 @@
 #include "backend/processes/peer.h"
 #include <pthread.h>
 
-enum { MOST_PENDING = 32, MOST_EARLY_FDS = 1024, MOST_OPEN_EARLY_FDS = 256, MOST_JOIN_ABORTS = 16 };
+enum { MOST_PENDING = 32, MOST_EARLY_FDS = 1024, MOST_OPEN_EARLY_FDS = 256, MOST_JOIN_ABORTS = 16, MOST_REFUSED = 16 };
 /* A connection whose process has not yet proved that it shares a group with this one, and must do so by
    `until_ms`. */
 struct pending_conn { int descriptor; int64_t until_ms; struct handshake handshake; };
 /* A descriptor that arrived before a rank asked for it. It is -1 if this process had no room for it. */
 struct early_descriptor { int descriptor; unsigned char token[16]; };
+/* A ring of the tokens whose descriptors are closed when they arrive, and the number of all so far. */
+struct refused_descriptors { unsigned char tokens[MOST_REFUSED][16]; unsigned count; };
 /* A group, by its token, and the process that could not join it. */
 struct join_abort { unsigned char token[16]; struct identity by; };
 
@@ -39,6 +41,7 @@ struct registry {
     /* Descriptors that no rank has asked for. The oldest is first. At most MOST_OPEN_EARLY_FDS of them are open. */
     struct early_descriptor early[MOST_EARLY_FDS];
     int pending_count, early_count;
+    struct refused_descriptors refused;
     /* A ring of the latest aborted joins, and the number of all so far. */
     struct join_abort join_aborts[MOST_JOIN_ABORTS];
     unsigned join_abort_count;
@@ -75,12 +78,14 @@ struct peer *registry_find_peer(const unsigned char nonce[16]);
 struct peer *registry_add_peer(const struct identity *identity, const struct key_id *key, const struct peer_ops *ops);
 /* Removes the peer from the list, but does not free it. */
 void registry_remove_peer(const struct peer *peer);
-/* Keeps a descriptor until a rank asks for it, or closes it if the join of its group was aborted. It is -1 if this
-   process had no room for it. */
+/* Keeps a descriptor until a rank asks for it, or closes it if it is refused or the join of its group was aborted. It
+   is -1 if this process had no room for it. */
 void registry_keep_early_descriptor(const unsigned char token[16], int descriptor);
 /* Removes the descriptor that was sent under `token` from the list and sets *out to it. Returns false if it has not
    arrived. */
 bool registry_take_early_descriptor(const unsigned char token[16], int *out);
+/* Closes the descriptor that was sent under `token`, now if it has arrived, else when it arrives. */
+void registry_refuse_early_descriptor(const unsigned char token[16]);
 /* Removes the pending connection with that index from the list and returns it. */
 struct pending_conn registry_take_pending_conn(int index);
 /* Records that the process `by` could not join a group, and closes a descriptor that was kept for the group. Returns

@@ -98,14 +98,14 @@ static int give_records(void *message, size_t room)
 }
 int socket_receive(int socket, void *message, size_t bytes, int *descriptor)
 {
-    struct join_reply reply;
+    struct join_result result;
     (void)socket;
     if (descriptor) *descriptor = -1;
     if (!in.left) return 0;
-    join_reply_decide(&reply, TUTTI_OK, SIZE);
+    join_result_decide(&result, TUTTI_OK, SIZE);
     switch ((enum answer)(input_byte(&in) % ANSWERS)) {
     case INTRODUCTION: return give_introduction(message, bytes);
-    case REPLY: return give(&reply, sizeof reply, message, bytes);
+    case REPLY: return give(&result, sizeof result, message, bytes);
     case RECORDS: return give_records(message, bytes);
     case BYTES: return (int)input_take(&in, message, bytes);
     case END: return 0;
@@ -138,14 +138,15 @@ int LLVMFuzzerInitialize(int *count, char ***arguments)
 }
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
-    struct member table[SIZE];
+    struct shared_table *table = NULL;
     struct key_id found;
     in = (struct input){ data, size };
     pipes_reset();
     mine = (struct member){ .size = SIZE, .build = 1, .timeout_ms = TIMEOUT_MS, .group = "group" };
     mine.identity.pid = 1;
     leads = input_byte(&in) % 2;
-    if (bootstrap_id(&id, !leads, &mine, clock_deadline(TIMEOUT_MS), table, &found) == TUTTI_OK)
-        FUZZ_CHECK(table[!leads].build == mine.build);
+    if (bootstrap_id(&id, !leads, &mine, clock_deadline(TIMEOUT_MS), &table, &found) == TUTTI_OK)
+        FUZZ_CHECK(((const struct member *)shared_table_data(table))[!leads].build == mine.build);
+    shared_table_leave(table);
     return 0;
 }

@@ -7,8 +7,6 @@
 #include <stdlib.h>
 
 enum { SIZE = 4, RANK = 2 };
-struct received { struct join_result result; struct member table[SIZE]; };
-
 static struct member member_of_input(struct input *in)
 {
     struct member m = { .size = SIZE, .build = 1, .timeout_ms = 1000, .group = "group", .identity.host = "host" };
@@ -43,22 +41,24 @@ static void place(struct member *table)
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
     struct input in = { data, size };
-    struct received *received = calloc(1, sizeof *received);
-    struct member table[SIZE], mine = member_of_input(&in);
+    struct join_result result;
+    struct member *table = calloc(SIZE, sizeof *table), mine = member_of_input(&in);
     mine.size = SIZE;
     bool raw = input_byte(&in) % 2;
-    join_reply_decide((struct join_reply *)received, TUTTI_OK, SIZE);
-    if (raw) input_take(&in, &received->result, sizeof received->result);
+    join_result_decide(&result, TUTTI_OK, SIZE);
+    if (raw) input_take(&in, &result, sizeof result);
     for (int r = 0; r < SIZE; r++) {
-        received->table[r] = member_of_input(&in);
-        if (!raw && r != RANK) received->table[r].size = SIZE;
-        check_record(&received->table[r], r);
-        member_check_match(&mine, r, &received->table[r]);
+        table[r] = member_of_input(&in);
+        if (!raw && r != RANK) table[r].size = SIZE;
+        check_record(&table[r], r);
+        member_check_match(&mine, r, &table[r]);
     }
-    if (input_byte(&in) % 8) received->table[RANK] = mine;
-    members_fail_absent(&mine, received->table);
-    join_result_is_formed(&received->result, input_byte(&in) % 2 ? FORMED_BYTES : sizeof received->result);
-    if (join_reply_accept((struct join_reply *)received, RANK, &mine, table) == TUTTI_OK) place(table);
-    free(received);
+    if (input_byte(&in) % 8) table[RANK] = mine;
+    members_fail_absent(&mine, table);
+    join_result_is_formed(&result, input_byte(&in) % 2 ? FORMED_BYTES : sizeof result);
+    bool formed = join_result_apply(&result, &mine) == TUTTI_OK;
+    members_make_printable(table, SIZE);
+    if (formed && members_check_own(table, RANK, &mine) == TUTTI_OK) place(table);
+    free(table);
     return 0;
 }

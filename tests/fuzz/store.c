@@ -73,7 +73,7 @@ static tutti_status take_out(void *context, const char *key)
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
     struct input in = { data, size };
-    struct member found[SIZE];
+    struct shared_table *found;
     struct key_id key;
     tutti_config config = TUTTI_CONFIG_INIT;
     mine = (struct member){ .size = SIZE, .build = 1, .timeout_ms = TIMEOUT_MS, .group = "group" };
@@ -86,10 +86,14 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     mine.status = input_byte(&in) % 4 ? TUTTI_OK : TUTTI_SYSTEM;
     statement =
         (struct statement){ .member = mine, .terms = { .digest = mine.terms, .name = "group", .members = "0-2" } };
-    join_reply_decide((struct join_reply *)&table, TUTTI_OK, SIZE);
+    join_result_decide(&table.result, TUTTI_OK, SIZE);
     for (int r = 0; r < SIZE; r++) table.table[r] = mine;
-    tutti_status status = bootstrap_store(&config, &mine, &statement.terms, clock_deadline(TIMEOUT_MS), found, &key);
-    if (status == TUTTI_OK) FUZZ_CHECK(memcmp(&found[config.rank].identity, &mine.identity, sizeof mine.identity) == 0);
+    tutti_status status = bootstrap_store(&config, &mine, &statement.terms, clock_deadline(TIMEOUT_MS), &found, &key);
+    if (status == TUTTI_OK) {
+        const struct member *members = shared_table_data(found);
+        FUZZ_CHECK(memcmp(&members[config.rank].identity, &mine.identity, sizeof mine.identity) == 0);
+    }
+    shared_table_leave(found);
     group_keys_forget();
     return 0;
 }

@@ -130,10 +130,13 @@ void rank_join(struct rank *r, bool by_id)
     if (r->rank == r->way->odd_rank) config.is_cancelled = r->way->odd_cancels;
     if (mine.status != TUTTI_OK) status_fail((tutti_status)mine.status, "there is no eth9 on the host of %d", r->rank);
     struct terms terms;
+    struct shared_table *table = NULL;
     terms_of(r->way, r->rank, &terms);
-    r->outcome->status = by_id ? bootstrap_id(&r->id, r->rank, &mine, deadline_ms, r->outcome->table, &r->key)
-                               : bootstrap_store(&config, &mine, &terms, deadline_ms, r->outcome->table, &r->key);
+    r->outcome->status = by_id ? bootstrap_id(&r->id, r->rank, &mine, deadline_ms, &table, &r->key)
+                               : bootstrap_store(&config, &mine, &terms, deadline_ms, &table, &r->key);
     snprintf(r->outcome->detail, sizeof r->outcome->detail, "%s", status_detail());
+    if (table) memcpy(r->outcome->table, shared_table_data(table), mine.size * sizeof mine);
+    shared_table_leave(table);
 }
 static void *join_through_store(void *context)
 {

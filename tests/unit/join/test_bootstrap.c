@@ -76,17 +76,18 @@ static void test_builds_that_disagree_are_shown_to_all(void **state)
 static void test_no_memory_is_an_error(void **state)
 {
     struct way way = { .size = 1, .odd_rank = -1, .timeout_ms = JOIN_MS };
-    struct member mine = member_of(&way, 0), table[1];
+    struct member mine = member_of(&way, 0);
+    struct shared_table *table;
     struct key_id key;
     struct store *s = store_create();
     tutti_config config = { .store = { s, store_put, store_get } };
     tutti_unique_id id = { { 1 } };
     memory_fail_after(1);
-    assert_int_equal(bootstrap_store(&config, &mine, &(struct terms){ 0 }, clock_deadline(JOIN_MS), table, &key),
+    assert_int_equal(bootstrap_store(&config, &mine, &(struct terms){ 0 }, clock_deadline(JOIN_MS), &table, &key),
         TUTTI_NO_MEMORY);
     for (int n = 1; n <= 3; n++) {
         memory_fail_after(n);
-        assert_true(bootstrap_id(&id, 0, &mine, clock_deadline(JOIN_MS), table, &key) != TUTTI_OK);
+        assert_true(bootstrap_id(&id, 0, &mine, clock_deadline(JOIN_MS), &table, &key) != TUTTI_OK);
     }
     memory_fail_after(0);
     free(s);
@@ -97,7 +98,8 @@ static void test_no_memory_is_an_error(void **state)
 static void test_second_rank_0_of_an_id_is_an_error(void **state)
 {
     struct way way = { .size = 2, .odd_rank = -1, .timeout_ms = JOIN_MS };
-    struct member mine = member_of(&way, 0), table[2];
+    struct member mine = member_of(&way, 0);
+    struct shared_table *table;
     struct key_id key;
     unsigned char name[SHA256_BYTES], drawn[KEY_BYTES];
     tutti_unique_id id;
@@ -105,7 +107,7 @@ static void test_second_rank_0_of_an_id_is_an_error(void **state)
     unique_id_derive(&id, name, drawn);
     int taken = socket_listen("id", name);
     assert_true(taken >= 0);
-    assert_int_equal(bootstrap_id(&id, 0, &mine, clock_deadline(JOIN_MS), table, &key), TUTTI_INVALID_ARGUMENT);
+    assert_int_equal(bootstrap_id(&id, 0, &mine, clock_deadline(JOIN_MS), &table, &key), TUTTI_INVALID_ARGUMENT);
     assert_non_null(strstr(status_detail(), "another process is rank 0"));
     close(taken);
     (void)state;

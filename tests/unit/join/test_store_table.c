@@ -1,6 +1,7 @@
 /* The table of members goes through the store in pieces, because a store may refuse large values. */
 #include "backend/base/clock.h"
 #include "backend/join/join_result.h"
+#include "backend/join/member_table.h"
 #include "backend/join/records.h"
 #include "tests/support/unit.h"
 #include "tests/unit/join/bootstrap_world.h"
@@ -11,14 +12,14 @@ enum { LARGEST_VALUE = 8 << 20, RECORD = sizeof(struct member), FEW_RECORDS = 20
 
 /* ---- pieces ---- */
 /* A table of `size` records, of which each piece has `step`. */
-struct pieces { struct store *store; tutti_store api; struct member first, *members; struct store_table table; };
+struct pieces { struct store *store; tutti_store api; struct member first, *members; struct store_pieces pieces; };
 static struct pieces pieces_create(uint32_t size, uint32_t step)
 {
     struct pieces p = { .store = store_create(), .members = calloc(size, RECORD) };
     p.api = (tutti_store){ p.store, store_put, store_get };
     for (uint32_t r = 0; r < size; r++) memset(&p.members[r], (int)r + 1, RECORD);
     /* A byte less than a record more makes no difference. */
-    p.table = (struct store_table){ p.members, size, step * RECORD + RECORD - 1 };
+    p.pieces = (struct store_pieces){ size, step * RECORD + RECORD - 1 };
     return p;
 }
 static void pieces_destroy(struct pieces *p)
@@ -35,15 +36,13 @@ static void test_pieces_make_the_table(void **state)
     struct member found[FEW_RECORDS];
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         struct pieces p = pieces_create(cases[i].size, cases[i].step);
-        struct store_table read = p.table;
         tutti_config config = { .store = p.api, .store_remove = store_remove };
-        read.members = found;
-        assert_int_equal(store_put_table(&p.api, &p.first, &p.table), TUTTI_OK);
+        assert_int_equal(store_put_table(&p.api, &p.first, &p.pieces, p.members), TUTTI_OK);
         assert_int_equal(store_keys(p.store), cases[i].keys);
         for (int k = 0; k < cases[i].keys; k++) assert_true(p.store->entries[k].bytes <= cases[i].step * RECORD);
-        assert_int_equal(store_get_table(&p.api, &p.first, &read), TUTTI_OK);
+        assert_int_equal(store_get_table(&p.api, &p.first, &p.pieces, found), TUTTI_OK);
         assert_memory_equal(found, p.members, cases[i].size * RECORD);
-        store_remove_table(&config, &p.first, &p.table);
+        store_remove_table(&config, &p.first, &p.pieces);
         assert_int_equal(store_keys(p.store), 0);
         pieces_destroy(&p);
     }
@@ -53,8 +52,8 @@ static void test_store_that_cannot_remove_keeps_little(void **state)
 {
     struct pieces p = pieces_create(20, 7);
     tutti_config config = { .store = p.api };
-    assert_int_equal(store_put_table(&p.api, &p.first, &p.table), TUTTI_OK);
-    store_remove_table(&config, &p.first, &p.table);
+    assert_int_equal(store_put_table(&p.api, &p.first, &p.pieces, p.members), TUTTI_OK);
+    store_remove_table(&config, &p.first, &p.pieces);
     assert_int_equal(store_keys(p.store), 3);
     for (int k = 0; k < 3; k++) assert_int_equal(p.store->entries[k].bytes, 1);
     pieces_destroy(&p);
@@ -64,25 +63,18 @@ static void test_missing_or_invalid_piece_is_an_error(void **state)
 {
     struct member found[FEW_RECORDS];
     struct pieces p = pieces_create(20, 7);
-    struct store_table read = p.table;
-    read.members = found;
-    assert_int_equal(store_put_table(&p.api, &p.first, &p.table), TUTTI_OK);
+    assert_int_equal(store_put_table(&p.api, &p.first, &p.pieces, p.members), TUTTI_OK);
     p.store->entries[1].bytes--;
-    assert_int_equal(store_get_table(&p.api, &p.first, &read), TUTTI_MISMATCH);
+    assert_int_equal(store_get_table(&p.api, &p.first, &p.pieces, found), TUTTI_MISMATCH);
     p.store->entries[1].bytes += 2;
-    assert_int_equal(store_get_table(&p.api, &p.first, &read), TUTTI_MISMATCH);
+    assert_int_equal(store_get_table(&p.api, &p.first, &p.pieces, found), TUTTI_MISMATCH);
     store_remove(p.store, p.store->entries[1].key);
-    assert_int_equal(store_get_table(&p.api, &p.first, &read), TUTTI_TIMEOUT);
+    assert_int_equal(store_get_table(&p.api, &p.first, &p.pieces, found), TUTTI_TIMEOUT);
     pieces_destroy(&p);
     (void)state;
 }
 
 /* ---- joining ---- */
-/* Removes the table when rank 0 has stored it. */
-static tutti_status put_without_table(void *context, const char *key, const void *value, size_t bytes)
-{
-    return strstr(key, "/members") ? TUTTI_OK : store_put(context, key, value, bytes);
-}
 static tutti_status put_all_but_table(void *context, const char *key, const void *value, size_t bytes)
 {
     return strstr(key, "/members") ? TUTTI_SYSTEM : store_put(context, key, value, bytes);
@@ -120,14 +112,21 @@ static void test_all_ranks_learn_that_the_store_refuses_the_table(void **state)
 }
 static void test_lost_table_is_an_error_of_the_store(void **state)
 {
-    struct outcome *outcomes = outcomes_create();
-    join_two(put_without_table, outcomes);
-    assert_int_equal(outcomes[0].status, TUTTI_OK);
-    assert_int_equal(outcomes[1].status, TUTTI_SYSTEM);
-    assert_non_null(strstr(outcomes[1].detail,
-        "the key-value store has lost the table of members of test group, "
-        "which rank 0 has stored for rank 1: check"));
-    outcomes_destroy(outcomes);
+    struct way way = { .size = 2, .odd_rank = -1, .timeout_ms = JOIN_MS };
+    struct member first = member_of(&way, 0), mine = member_of(&way, 1);
+    struct store *s = store_create();
+    tutti_config config = { .rank = 1, .size = 2, .store = { s, store_put, store_get } };
+    struct shared_table *table = NULL;
+    struct key_id key;
+    assert_int_equal(group_key_add(first.key, &key), TUTTI_OK);
+    const struct member_table_request request =
+        member_table_request_make(&config, &first, &mine, &key, clock_deadline(JOIN_MS));
+    assert_int_equal(member_table_get(&request, &table), TUTTI_SYSTEM);
+    assert_null(table);
+    assert_non_null(strstr(status_detail(),
+        "the key-value store has lost the table of members of test group, which "
+        "rank 0 has stored for rank 1: check"));
+    free(s);
     (void)state;
 }
 
@@ -175,19 +174,22 @@ static void test_group_forms_whose_table_is_larger_than_a_value(void **state)
     struct way way = { .size = RANKS, .odd_rank = -1, .timeout_ms = JOIN_MS };
     struct statement own = statement_of(&way, 0);
     struct crowd crowd = { .other = statement_of(&way, 1).member };
-    struct member *table = calloc(RANKS, RECORD), *found = calloc(RANKS, RECORD);
+    struct member *found = calloc(RANKS, RECORD);
+    struct shared_table *shared;
     tutti_config config = { .size = RANKS, .store = { &crowd, crowd_put, crowd_get } };
     struct key_id key;
-    assert_int_equal(bootstrap_store(&config, &own.member, &own.terms, clock_deadline(JOIN_MS), table, &key), TUTTI_OK);
+    assert_int_equal(bootstrap_store(&config, &own.member, &own.terms, clock_deadline(JOIN_MS), &shared, &key),
+        TUTTI_OK);
+    const struct member *table = shared_table_data(shared);
     assert_int_equal(table[RANKS - 1].identity.pid, RANKS - 1);
-    const struct store_table read = { found, RANKS, STORE_PIECE_BYTES };
-    assert_int_equal(store_get_table(&config.store, &own.member, &read), TUTTI_OK);
+    const struct store_pieces pieces = { RANKS, STORE_PIECE_BYTES };
+    assert_int_equal(store_get_table(&config.store, &own.member, &pieces, found), TUTTI_OK);
     for (int r = 1; r < RANKS; r++) assert_memory_equal(&found[r], &table[r], RECORD);
     /* The statement of rank 0, three pieces and the result. */
     assert_int_equal(crowd.count, 5);
     for (int i = 0; i < crowd.count; i++) free(crowd.kept[i].value);
     free(found);
-    free(table);
+    shared_table_leave(shared);
     (void)state;
 }
 

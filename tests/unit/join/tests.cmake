@@ -13,10 +13,15 @@ target_sources(test_shm_group PRIVATE ${join}/shm_group.c ${join}/join_result.c)
 target_link_libraries(test_shm_group PRIVATE peers_world)
 # Tests of the bootstrap are linked with only those files of join/ that it needs.
 tutti_helper(bootstrap_world unit/join/bootstrap_world.c ${join}/bootstrap.c ${join}/bootstrap_follower.c
-  ${join}/bootstrap_id.c ${join}/records.c ${join}/terms.c ${join}/join_result.c ${join}/store_wait.c)
+  ${join}/bootstrap_id.c ${join}/host_table.c ${join}/member_table.c ${join}/records.c ${join}/terms.c
+  ${join}/join_result.c ${join}/store_wait.c)
 tutti_units(unit_bootstrap transports join bootstrap_store received_texts store_table terms)
 # A program of its own, because it replaces poll.
 tutti_unit(join bootstrap transports)
 foreach(program unit_bootstrap test_bootstrap)
   target_link_libraries(${program} PRIVATE bootstrap_world)
 endforeach()
+tutti_unit(join host_table transports)
+target_sources(test_host_table PRIVATE ${join}/host_table.c ${join}/member_table.c ${join}/records.c ${join}/terms.c
+  ${join}/join_result.c)
+target_link_libraries(test_host_table PRIVATE peers_world)
