@@ -1,7 +1,7 @@
 set(names calibration hosts host_barrier)
 # The thread sanitizer sees one process only.
 if(NOT TUTTI_SANITIZE STREQUAL "thread")
-  list(APPEND names given_up)
+  list(APPEND names given_up one_table)
 endif()
 tutti_units(unit_join all join ${names})
 tutti_over_inproc(test_hosts "*")
