@@ -76,8 +76,7 @@ static void operation_publish_declaration(struct stream_site *site, const struct
         &stream_site_line_of_rank(site, site->rank)->declared[number % STREAM_OPERATIONS];
     /* A peer that reads the old number and the new fingerprint reads the number again (release.c). */
     atomic_store_explicit(&declared->number, 0, memory_order_relaxed);
-    atomic_thread_fence(memory_order_release);
-    atomic_store_explicit(&declared->fingerprint, operation_make_fingerprint(operation), memory_order_relaxed);
+    atomic_store_explicit(&declared->fingerprint, operation_make_fingerprint(operation), memory_order_release);
     atomic_store_explicit(&declared->number, number, memory_order_release);
 }
 
