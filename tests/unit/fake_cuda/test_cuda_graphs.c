@@ -134,6 +134,10 @@ static void test_events_order_the_branches_of_a_graph(void **state)
 static void test_unordered_branches_are_reported(void **state)
 {
     (void)state;
+#ifdef __SANITIZE_THREAD__
+    /* The planted race is one for the thread sanitizer too, which may end the child before the driver reports it. */
+    skip();
+#endif
     assert_reported(branches_unordered, NULL, "nothing orders the two");
 }
 
