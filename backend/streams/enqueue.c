@@ -123,6 +123,14 @@ static void run_await_position(struct stream_run *run, const struct wait *wait, 
         run_await_position_of_tile(run, wait, last);
 }
 
+/* Raises the awaited values of slots to the base. No later wait is for less, and an operation's values are below the
+   next base, so a value that no operation has awaited for long never seems to be ahead. */
+static void site_raise_awaited_slots(struct stream_site *site)
+{
+    for (int rank = 0; rank < site->ranks; rank++)
+        for (int slot = 0; slot < STREAM_SLOTS; slot++) site->awaited[rank][WORD_SLOTS + slot] = site->slots_base;
+}
+
 /* ---- steps ---- */
 /* Computes chunk `index` of a work step. */
 static void step_enqueue_work_on_chunk(struct stream_run *run, const struct step *step, int index, int tile)
@@ -225,6 +233,7 @@ tutti_status stream_site_enqueue_operation(struct stream_site *site, const struc
         operation_publish_declaration(site, operation);
         if (site->enqueued && stream != site->stream)
             stream_commands_await_word(&run.commands, site->rank, WORD_DONE, (uint32_t)site->enqueued);
+        if (run.cut.tiles > 1) site_raise_awaited_slots(site);
         run_enqueue_all_tiles(&run);
         run_publish_end(&run, site);
         status = stream_commands_finish(&run.commands);

@@ -68,16 +68,14 @@ static void test_ranks_of_one_process_share_addresses(void **state)
 }
 
 /* ---- counters ---- */
-/* Sets all counters of a rank so that they soon cross the end of 32 bits. */
-static void counters_move(struct stream_rank *rank)
+/* Sets all counters of a rank but `awaited`, as if it had run many operations that used no slots and one stream. */
+static void counters_move(struct stream_rank *rank, uint32_t base)
 {
     struct stream_site *site = rank->site;
-    const uint32_t base = UINT32_MAX - 20;
     struct stream_line *line = stream_site_line_of_rank(site, rank->rank);
     site->base = site->slots_base = base;
     site->enqueued = site->compared = site->completed = base;
-    for (int q = 0; q < rank->ranks; q++)
-        for (int word = 0; word < STREAM_WORDS; word++) site->awaited[q][word] = base;
+    for (int q = 0; q < rank->ranks; q++) site->awaited[q][WORD_ARRIVAL] = base;
     for (int word = 0; word < WORD_DONE; word++) atomic_store(&line->position[word], base);
     atomic_store(&line->done, base);
     ranks_meet(rank);
@@ -87,7 +85,7 @@ static void ranks_count_past_the_end(struct stream_rank *rank)
     CUstream streams[] = { stream_new(), stream_new() };
     struct stream_case cases[BATCH];
     uint64_t random = 77;
-    counters_move(rank);
+    counters_move(rank, UINT32_MAX - 20);
     for (int batch = 0; batch < 3; batch++) {
         for (int i = 0; i < BATCH; i++) cases[i] = case_draw(rank, &random);
         cases_run(rank, cases, BATCH, streams, 2);
@@ -99,6 +97,24 @@ static void test_counters_cross_the_end_of_32_bits(void **state)
 {
     (void)state;
     assert_ranks(&(struct ranks_setup){ 2, 2, 0, STRICT }, ranks_count_past_the_end);
+}
+/* No operation has awaited words of slots or of the end so far, and their counters have come half a turn further. A lost
+   wait is a report of the checker or a wrong result. */
+static void ranks_await_words_first(struct stream_rank *rank)
+{
+    CUstream streams[] = { stream_new(), stream_new() };
+    struct stream_case cases[4];
+    counters_move(rank, (1u << 31) + 5);
+    for (int i = 0; i < 4; i++)
+        cases[i] = (struct stream_case){ collectives_find_algorithm(ALLREDUCE, "two_shot"), TUTTI_FLOAT32, TUTTI_SUM,
+            5000, 2048, 0, 4, false, (uint64_t)i };
+    cases_run(rank, cases, 4, streams, 2);
+    rank_close(rank);
+}
+static void test_waits_are_kept_after_half_a_turn_of_the_counters(void **state)
+{
+    (void)state;
+    assert_ranks(&(struct ranks_setup){ 2, 2, 0, STRICT }, ranks_await_words_first);
 }
 /* Copies of 256 KiB and more are the driver's. */
 static void ranks_copy_much(struct stream_rank *rank)
@@ -191,6 +207,7 @@ int test_stream_site(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_ranks_of_one_process_share_addresses),
         cmocka_unit_test(test_counters_cross_the_end_of_32_bits),
+        cmocka_unit_test(test_waits_are_kept_after_half_a_turn_of_the_counters),
         cmocka_unit_test(test_large_copies_are_those_of_the_driver),
         cmocka_unit_test(test_ranks_that_cannot_connect_report_the_cause),
         cmocka_unit_test(test_a_site_that_cannot_be_made_frees_all),
