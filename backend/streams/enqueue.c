@@ -38,6 +38,26 @@ static tutti_status operation_check_plan_support(const struct stream_operation *
     }
     return TUTTI_OK;
 }
+/* Finds the id of a stream, which no other stream of the program ever has. A handle may stand for a stream of each
+   thread, or for a later stream than the one that it stood for. Refuses a stream that cannot take the operation. */
+static tutti_status stream_find_id(const struct stream_site *site, CUstream stream, uint64_t *id)
+{
+    CUstreamCaptureStatus capture;
+    CUcontext context;
+    unsigned long long found;
+    TRY(cuda_check(cuda.cuStreamIsCapturing(stream, &capture), "cuStreamIsCapturing of the operation's stream"));
+    if (capture != CU_STREAM_CAPTURE_STATUS_NONE)
+        return status_fail(TUTTI_UNSUPPORTED,
+            "the stream is being captured, and operations on streams cannot be captured into a graph");
+    TRY(cuda_check(cuda.cuStreamGetCtx(stream, &context), "cuStreamGetCtx of the operation's stream"));
+    if (context != site->context)
+        return status_fail(TUTTI_INVALID_ARGUMENT,
+            "the stream is not of the primary context of device %d, which rank %d of this host uses", site->device,
+            site->rank);
+    TRY(cuda_check(cuda.cuStreamGetId(stream, &found), "cuStreamGetId of the operation's stream"));
+    *id = found;
+    return TUTTI_OK;
+}
 static tutti_status operation_check_support(const struct stream_site *site, const struct stream_cut *cut)
 {
     const struct stream_operation *operation = cut->operation;
@@ -221,23 +241,25 @@ tutti_status stream_site_enqueue_operation(struct stream_site *site, const struc
     CUstream stream, uint64_t *number)
 {
     struct stream_run run;
+    uint64_t stream_id = 0;
     bool entered;
     TRY(stream_site_poll_group(site));
     if (site->enqueued - site->compared >= STREAM_OPERATIONS) return TUTTI_IN_PROGRESS;
     TRY(stream_cut_message(site, operation, &run.cut));
-    TRY(stream_site_enter_context(site, &entered));
+    TRY(status_mark_refusal(stream_site_enter_context(site, &entered)));
     tutti_status status = operation_check_support(site, &run.cut);
+    if (!status) status = status_mark_refusal(stream_find_id(site, stream, &stream_id));
     if (!status) {
         run.arrived = false;
         stream_commands_begin(&run.commands, site, stream);
         operation_publish_declaration(site, operation);
-        if (site->enqueued && stream != site->stream)
+        if (site->enqueued && stream_id != site->stream_id)
             stream_commands_await_word(&run.commands, site->rank, WORD_DONE, (uint32_t)site->enqueued);
         if (run.cut.tiles > 1) site_raise_awaited_slots(site);
         run_enqueue_all_tiles(&run);
         run_publish_end(&run, site);
         status = stream_commands_finish(&run.commands);
-        site->stream = stream;
+        site->stream_id = stream_id;
         *number = site->enqueued;
         if (status) run_fail_group(&run, site, status);
     }

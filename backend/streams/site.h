@@ -47,8 +47,8 @@ struct stream_site {
     /* The numbers of the last operation that was enqueued, that all ranks have declared equally, and that the host has
        seen to be done, counted from 1. */
     uint64_t enqueued, compared, completed;
-    /* The stream of the last operation. */
-    CUstream stream;
+    /* The id of the last operation's stream. */
+    uint64_t stream_id;
 };
 /* Opens the device and allocates the slots. */
 tutti_status stream_site_create(const struct stream_settings *settings, struct stream_site **out);

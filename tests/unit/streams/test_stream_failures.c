@@ -1,6 +1,8 @@
 /* Failures: a rank that never comes, that dies, that calls something else, and a driver that refuses. Every stream
    ends, operations that were done stay done, and the device stays usable. */
+#include "tests/fake_cuda/graph_calls.h"
 #include "tests/unit/streams/cases.h"
+#include <pthread.h>
 
 /* Ranks that disagree, or of which one is released, access slots without order. */
 #define UNORDERED "FAKE_CUDA_ORDER=0 FAKE_CUDA_DELAY=shuffled FAKE_CUDA_DELAY_US=300"
@@ -165,6 +167,13 @@ static void test_operations_that_differ_are_not_done(void **state)
 }
 
 /* ---- refusals ---- */
+static tutti_status case_try_on_stream(struct stream_rank *rank, const struct case_run *run, CUstream stream)
+{
+    uint64_t number;
+    struct stream_operation operation = { &run->plan, run->input, run->output, 4096, 1024, TUTTI_FLOAT32, TUTTI_SUM,
+        1 };
+    return stream_site_enqueue_operation(rank->site, &operation, stream, &number);
+}
 static tutti_status case_try(struct stream_rank *rank, const struct case_run *run, tutti_dtype dtype, tutti_op op)
 {
     uint64_t number;
@@ -196,6 +205,70 @@ static void test_refused_operations_leave_the_group_as_it_was(void **state)
 {
     (void)state;
     assert_ranks(&(struct ranks_setup){ 2, 1, 0, NULL }, ranks_refuse);
+}
+/* Streams that cannot take an operation: none, one of another device, and one that is captured. */
+static void ranks_refuse_streams(struct stream_rank *rank)
+{
+    struct case_run run;
+    struct stream_case c = allreduce_case(1024, 1);
+    CUstream captured = stream_new();
+    CUgraph graph;
+    case_prepare(rank, &c, &run);
+    device_use(1);
+    CUstream other = stream_new();
+    device_use(0);
+    expect_true(case_try_on_stream(rank, &run, (CUstream)(uintptr_t)4096) == TUTTI_SYSTEM && status_is_refusal());
+    detail_expect("CUDA_ERROR_INVALID_HANDLE");
+    expect_true(case_try_on_stream(rank, &run, other) == TUTTI_INVALID_ARGUMENT && status_is_refusal());
+    detail_expect("the primary context of device 0");
+    expect_success(cuStreamBeginCapture_v2(captured, CU_STREAM_CAPTURE_MODE_RELAXED));
+    expect_true(case_try_on_stream(rank, &run, captured) == TUTTI_UNSUPPORTED && status_is_refusal());
+    detail_expect("captured");
+    expect_success(cuStreamEndCapture(captured, &graph));
+    /* No context can become current. */
+    CUcontext own;
+    expect_success(cuCtxPopCurrent_v2(&own));
+    fake_cuda_fail("cuCtxPushCurrent", 1, false, CUDA_ERROR_INVALID_CONTEXT);
+    expect_true(case_try_on_stream(rank, &run, captured) == TUTTI_SYSTEM && status_is_refusal());
+    expect_success(cuCtxPushCurrent_v2(own));
+    case_enqueue(rank, &run, captured);
+    expect_true(rank_wait(rank, run.number) == TUTTI_OK);
+    case_check(rank, &run);
+    rank_close(rank);
+}
+static void test_streams_that_cannot_take_operations_are_refused(void **state)
+{
+    (void)state;
+    assert_ranks(&(struct ranks_setup){ 2, 1, 0, NULL }, ranks_refuse_streams);
+}
+/* The second thread's operation waits for the first one's, although both name their stream by the same handle. */
+static void *thread_enqueue_barrier(void *argument)
+{
+    struct stream_rank *rank = argument;
+    struct plan plan;
+    rank_plan(rank, collectives_find_algorithm(BARRIER, "read"), 0, 1, &plan);
+    struct stream_operation operation = { &plan, 0, 0, 0, 1, TUTTI_FLOAT32, TUTTI_SUM, 1 };
+    rank_enqueue(rank, &operation, CU_STREAM_PER_THREAD);
+    plan_finish(&plan);
+    return NULL;
+}
+static void ranks_use_streams_of_threads(struct stream_rank *rank)
+{
+    pthread_t thread;
+    uint32_t *word = host_new(4);
+    *word = 0;
+    expect_success(cuStreamWaitValue32_v2(CU_STREAM_PER_THREAD, (uintptr_t)word, 1, CU_STREAM_WAIT_VALUE_GEQ));
+    thread_enqueue_barrier(rank);
+    expect_true(pthread_create(&thread, NULL, thread_enqueue_barrier, rank) == 0 && pthread_join(thread, NULL) == 0);
+    for (int i = 0; i < RUNS; i++, usleep(PAUSE_US)) expect_true(!stream_site_is_idle(rank->site));
+    __atomic_store_n(word, 1, __ATOMIC_SEQ_CST);
+    expect_true(rank_wait(rank, 2) == TUTTI_OK);
+    rank_close(rank);
+}
+static void test_streams_of_threads_are_different(void **state)
+{
+    (void)state;
+    assert_ranks(&(struct ranks_setup){ 1, 1, 0, NULL }, ranks_use_streams_of_threads);
 }
 static void ranks_fail_to_launch(struct stream_rank *rank)
 {
@@ -293,6 +366,8 @@ int test_stream_failures(void)
         cmocka_unit_test(test_a_disagreement_fails_all_ranks),
         cmocka_unit_test(test_operations_that_differ_are_not_done),
         cmocka_unit_test(test_refused_operations_leave_the_group_as_it_was),
+        cmocka_unit_test(test_streams_that_cannot_take_operations_are_refused),
+        cmocka_unit_test(test_streams_of_threads_are_different),
         cmocka_unit_test(test_an_error_of_the_driver_fails_the_group),
         cmocka_unit_test(test_a_rank_may_run_ahead_of_others),
         cmocka_unit_test(test_a_missing_wait_is_reported),
