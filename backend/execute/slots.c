@@ -91,7 +91,7 @@ void slots_lay_out(struct executor *executor, struct program_cut *cut)
         : slots_count_tile_slots(executor, cut, (size_t)plan->slots, cut->tile_slot_bytes);
     cut->slots_bytes = cut->is_in_line ? 0 : size_smaller((size_t)cut->tiles, cut->tile_slots) * cut->tile_slot_bytes;
     bool takes_few_bytes =
-        cut->slots_bytes < (executor->launch.program->plan->slot_writers == 1 ? ALONE_AT_LEAST : RING_AT_LEAST);
+        cut->slots_bytes < (executor->launch.program->plan->counts.slot_writers == 1 ? ALONE_AT_LEAST : RING_AT_LEAST);
     cut->uses_ring = !takes_few_bytes && 3 * cut->slots_bytes <= slots_ring_bytes(executor);
     cut->one_sided =
         plan->one_sided && cut->is_single_tile && cut->slots_bytes <= TRACK_BYTES && plan->period < TRACK_POSITIONS - 2;

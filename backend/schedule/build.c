@@ -137,13 +137,35 @@ static bool plan_find_one_sided(struct plan *plan)
     free(needed);
     return has_memory;
 }
-/* Sets slot_writers, has_messages and one_sided of the plan. False: out of memory. */
+static void count_raise_to(int *count, int value)
+{
+    if (*count < value) *count = value;
+}
+/* Adds a schedule to the counts of a plan. */
+static void plan_count_schedule(struct plan_counts *counts, const struct schedule *schedule)
+{
+    int computed = 0, copied = 0;
+    for (int i = 0; i < schedule->step_count; i++) {
+        const struct step *step = &schedule->steps[i];
+        if (step->kind != WORK) continue;
+        int chunks = step_to(schedule, step)->count;
+        count_raise_to(&counts->sources, step->from_count);
+        count_raise_to(&counts->destinations, step->to_count);
+        if (step->premultiplies) computed += chunks * step->to_count;
+        else if (step->from_count > 1 || step->finish) computed += chunks;
+        else copied += chunks * step->to_count;
+    }
+    counts->slot_writers += schedule_writes_slots(schedule);
+    count_raise_to(&counts->computed, computed);
+    count_raise_to(&counts->copied, copied);
+}
+/* Sets counts, has_messages and one_sided of the plan. False: out of memory. */
 static bool plan_summarize_members(struct plan *plan)
 {
-    plan->slot_writers = 0;
+    plan->counts = (struct plan_counts){ 0 };
     plan->has_messages = false;
     for (int m = 0; m < plan->count; m++) {
-        plan->slot_writers += schedule_writes_slots(&plan->ranks[m]);
+        plan_count_schedule(&plan->counts, &plan->ranks[m]);
         plan->has_messages |= plan->ranks[m].first_message >= 0;
     }
     return plan_find_one_sided(plan);

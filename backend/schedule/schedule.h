@@ -144,6 +144,15 @@ struct algorithm {
 };
 
 /* ---- plans ---- */
+/* What the members of a plan have, which no schedule of one rank tells. All ranks count the same. */
+struct plan_counts {
+    /* The number of members that write into slots. */
+    int slot_writers;
+    /* The most sources and destinations of a WORK step. */
+    int sources, destinations;
+    /* The most chunks that a member computes in a tile, and the most that it only copies. */
+    int computed, copied;
+};
 /* A rank that sums private tensors of peers reads them in blocks. This is the number of bytes that the blocks of all
    peers have together. */
 enum { READ_BLOCK = 64 << 10 };
@@ -175,8 +184,7 @@ struct plan {
     int size, count;
     /* The number of steps of the members' longest schedule. */
     int period;
-    /* The number of members that write into slots. */
-    int slot_writers;
+    struct plan_counts counts;
     /* A member sends or receives. */
     bool has_messages;
     /* All ranks are on one host, some member does not need all others, and no member writes a peer's memory or has a

@@ -23,19 +23,25 @@ struct stream_run {
 };
 
 /* ---- checks ---- */
-static tutti_status operation_check_plan_support(const struct stream_operation *operation,
-    const struct schedule *schedule)
+/* Refuses plans that do not run on streams. It looks only at what is the same on all ranks, so that all refuse. */
+static tutti_status operation_check_plan_support(const struct stream_operation *operation)
 {
-    if (operation->plan->has_messages || operation->plan->slots > STREAM_SLOTS)
+    const struct plan *plan = operation->plan;
+    const char *name = plan->algorithm->name;
+    if (plan->has_messages || plan->slots > STREAM_SLOTS)
         return status_refuse(TUTTI_UNSUPPORTED, "%s: plans with messages or more than %d slots do not run on streams",
-            operation->plan->algorithm->name, STREAM_SLOTS);
-    for (int i = 0; i < schedule->step_count; i++) {
-        const struct step *step = &schedule->steps[i];
-        if (step->from_count > CUDA_SOURCES || step->to_count > CUDA_DESTINATIONS)
-            return status_refuse(TUTTI_UNSUPPORTED,
-                "%s: a step has %d sources and %d destinations, but kernels have %d", operation->plan->algorithm->name,
-                step->from_count, step->to_count, CUDA_SOURCES);
-    }
+            name, STREAM_SLOTS);
+    if (plan->can_read_private || mask_any(plan->shared, plan->count))
+        return status_refuse(TUTTI_UNSUPPORTED,
+            "%s: on streams, peers reach slots only, but in this plan they access tensors", name);
+    if (operation->op == TUTTI_PREMUL_SUM && collective_is_reduction(plan->algorithm->collective)
+        && !plan->stage_inputs)
+        return status_refuse(TUTTI_INVALID_ARGUMENT,
+            "%s: PREMUL_SUM needs a plan with stage_inputs, which multiplies inputs when it copies them", name);
+    if (plan->counts.sources > CUDA_SOURCES || plan->counts.destinations > CUDA_DESTINATIONS)
+        return status_refuse(TUTTI_UNSUPPORTED,
+            "%s: a step of a rank has %d sources and %d destinations, but kernels have at most %d and %d", name,
+            plan->counts.sources, plan->counts.destinations, CUDA_SOURCES, CUDA_DESTINATIONS);
     return TUTTI_OK;
 }
 /* Finds the id of a stream, which no other stream of the program ever has. A handle may stand for a stream of each
@@ -61,7 +67,9 @@ static tutti_status stream_find_id(const struct stream_site *site, CUstream stre
 static tutti_status operation_check_support(const struct stream_site *site, const struct stream_cut *cut)
 {
     const struct stream_operation *operation = cut->operation;
-    TRY(operation_check_plan_support(operation, cut->schedule));
+    TRY(operation_check_plan_support(operation));
+    if (!dtype_bytes(operation->dtype))
+        return status_refuse(TUTTI_INVALID_ARGUMENT, "unknown type %d", (int)operation->dtype);
     if (collective_is_reduction(cut->schedule->collective))
         TRY(status_mark_refusal(stream_kernels_check_operation(site->kernels, operation->dtype, operation->op)));
     if ((uint64_t)cut->tiles * (uint64_t)operation->plan->period > POSITIONS_MOST)
@@ -136,11 +144,9 @@ static void run_await_position_of_tile(struct stream_run *run, const struct wait
 }
 static void run_await_position(struct stream_run *run, const struct wait *wait, int tile)
 {
-    int slots = run->cut.operation->plan->slots, tiles = run->cut.tiles;
+    int slots = run->cut.operation->plan->slots;
     if (wait->lag == SAME_TILE) run_await_position_of_tile(run, wait, tile);
     if (wait->lag == SLOT_REUSE && tile >= slots) run_await_position_of_tile(run, wait, tile - slots);
-    for (int last = tiles > slots ? tiles - slots : 0; wait->lag == EVERY_TILE && last < tiles; last++)
-        run_await_position_of_tile(run, wait, last);
 }
 
 /* Raises the awaited values of slots to the base. No later wait is for less, and an operation's values are below the

@@ -73,6 +73,8 @@ static tutti_status kernels_find_scale_function(struct stream_kernels *kernels, 
 tutti_status stream_kernels_check_operation(struct stream_kernels *kernels, tutti_dtype dtype, tutti_op op)
 {
     CUfunction function;
+    if ((unsigned)dtype >= TUTTI_DTYPE_COUNT || (unsigned)op >= TUTTI_OP_COUNT)
+        return status_fail(TUTTI_INVALID_ARGUMENT, "no kernel has type %d and operation %d", (int)dtype, (int)op);
     TRY(kernels_find_reduce_function(kernels, dtype, op, &function));
     return op == TUTTI_PREMUL_SUM ? kernels_find_scale_function(kernels, dtype, &function) : TUTTI_OK;
 }

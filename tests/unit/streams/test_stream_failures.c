@@ -185,6 +185,8 @@ static void ranks_refuse(struct stream_rank *rank)
     struct case_run run;
     struct stream_case c = allreduce_case(1024, 1);
     case_prepare(rank, &c, &run);
+    expect_true(case_try(rank, &run, 99, TUTTI_SUM) == TUTTI_INVALID_ARGUMENT && status_is_refusal());
+    expect_true(case_try(rank, &run, TUTTI_FLOAT32, 99) == TUTTI_INVALID_ARGUMENT && status_is_refusal());
     expect_true(case_try(rank, &run, TUTTI_FLOAT32, TUTTI_BAND) == TUTTI_INVALID_ARGUMENT && status_is_refusal());
     plan_finish(&run.plan);
     rank_plan(rank, collectives_find_algorithm(ALLREDUCE, "ring"), 0, 1, &run.plan);
@@ -205,6 +207,61 @@ static void test_refused_operations_leave_the_group_as_it_was(void **state)
 {
     (void)state;
     assert_ranks(&(struct ranks_setup){ 2, 1, 0, NULL }, ranks_refuse);
+}
+/* Peers would access tensors, or the factor would be lost. */
+static void ranks_refuse_plans(struct stream_rank *rank)
+{
+    const struct algorithm *algorithm = collectives_find_algorithm(ALLREDUCE, "two_shot");
+    struct plan plan = { .algorithm = algorithm, .layout = rank->layout, .slots = 1, .in_place = mask_all }, plans[2];
+    plans[0] = plans[1] = plan;
+    plans[0].shared = mask_all;
+    plans[1].can_read_private = true;
+    for (int i = 0; i < 2; i++) {
+        struct case_run run = { .plan = plans[i] };
+        expect_true(plan_build_staging(&run.plan) == TUTTI_OK);
+        expect_true(case_try(rank, &run, TUTTI_FLOAT32, TUTTI_SUM) == TUTTI_UNSUPPORTED && status_is_refusal());
+        detail_expect("they access tensors");
+        plan_finish(&run.plan);
+    }
+    struct case_run run = { .plan = plan };
+    expect_true(plan_build_staging(&run.plan) == TUTTI_OK);
+    expect_true(case_try(rank, &run, TUTTI_FLOAT32, TUTTI_PREMUL_SUM) == TUTTI_INVALID_ARGUMENT && status_is_refusal());
+    detail_expect("stage_inputs");
+    plan_finish(&run.plan);
+    rank_close(rank);
+}
+static void test_plans_that_streams_would_run_wrong_are_refused(void **state)
+{
+    (void)state;
+    assert_ranks(&(struct ranks_setup){ 2, 1, 0, NULL }, ranks_refuse_plans);
+}
+/* Only the root has as many sources as there are ranks, but all must refuse. Here a group has 17 ranks, of which one
+   has a site. */
+static void rank_has_too_many_peers(struct stream_rank *rank)
+{
+    enum { MANY = 17 };
+    struct layout *layout;
+    expect_true(layout_create(NULL, MANY, &layout) == TUTTI_OK);
+    for (int root = 0; root < 2; root++) {
+        for (int one_rank = 0; one_rank < 2; one_rank++) {
+            struct case_run run = { .plan = { .algorithm = collectives_find_algorithm(REDUCE, "read"),
+                                        .layout = layout,
+                                        .root = root,
+                                        .slots = 1,
+                                        .one_rank = one_rank } };
+            expect_true(plan_build_staging(&run.plan) == TUTTI_OK);
+            expect_true(case_try(rank, &run, TUTTI_FLOAT32, TUTTI_SUM) == TUTTI_UNSUPPORTED && status_is_refusal());
+            detail_expect("17 sources");
+            plan_finish(&run.plan);
+        }
+    }
+    layout_destroy(layout);
+    rank_close(rank);
+}
+static void test_ranks_refuse_what_one_of_them_cannot_compute(void **state)
+{
+    (void)state;
+    assert_ranks(&(struct ranks_setup){ 1, 1, 0, NULL }, rank_has_too_many_peers);
 }
 /* Streams that cannot take an operation: none, one of another device, and one that is captured. */
 static void ranks_refuse_streams(struct stream_rank *rank)
@@ -366,6 +423,8 @@ int test_stream_failures(void)
         cmocka_unit_test(test_a_disagreement_fails_all_ranks),
         cmocka_unit_test(test_operations_that_differ_are_not_done),
         cmocka_unit_test(test_refused_operations_leave_the_group_as_it_was),
+        cmocka_unit_test(test_plans_that_streams_would_run_wrong_are_refused),
+        cmocka_unit_test(test_ranks_refuse_what_one_of_them_cannot_compute),
         cmocka_unit_test(test_streams_that_cannot_take_operations_are_refused),
         cmocka_unit_test(test_streams_of_threads_are_different),
         cmocka_unit_test(test_an_error_of_the_driver_fails_the_group),
