@@ -1,6 +1,6 @@
-/* Commands change places only where no other rank can see it, between two writes of words. A small copy may run after a
-   wait that follows it: the stream publishes no position between the two, so no rank depends on the copy until the wait
-   is over. For the same reason two waits for a word become one. A write that follows small copies may come later than
+/* Commands between two writes may change places, because no other rank can see that. A small copy may run after a wait
+   that follows it: the stream publishes no position between the two, so no rank depends on the copy until the wait is
+   over. For the same reason two waits for a word become one. A write that follows small copies may come later than
    further copies, but not than a wait. */
 #include "backend/streams/commands.h"
 
@@ -12,7 +12,13 @@ static bool byte_ranges_overlap(CUdeviceptr a, size_t a_bytes, CUdeviceptr b, si
 }
 static void commands_record_call_result(struct stream_commands *commands, CUresult result, const char *call)
 {
+    commands->calls += !result;
     if (result && !commands->status) commands->status = cuda_check(result, call);
+}
+static void commands_record_launch(struct stream_commands *commands, tutti_status status)
+{
+    commands->calls += !status;
+    commands->status = status;
 }
 static void commands_flush_gathered_words(struct stream_commands *commands)
 {
@@ -35,13 +41,25 @@ static void commands_append_write(struct stream_commands *commands, int word, ui
     };
     commands->first_wait = commands->word_count;
 }
+static void commands_append_wait(struct stream_commands *commands, CUdeviceptr address, uint32_t value)
+{
+    commands->words[commands->word_count++] = (CUstreamBatchMemOpParams){
+        .waitValue = {
+            .operation = CU_STREAM_MEM_OP_WAIT_VALUE_32,
+            .address = address,
+            .value = value,
+            .flags = CU_STREAM_WAIT_VALUE_GEQ,
+        },
+    };
+}
 /* Enqueues the words and copies. The late writes become the words. */
 static void commands_flush_copies(struct stream_commands *commands)
 {
     commands_flush_gathered_words(commands);
     if (commands->copy_count && !commands->status)
-        commands->status = stream_kernels_launch_copy(commands->site->kernels, commands->stream, commands->copies,
-            commands->copy_count);
+        commands_record_launch(commands,
+            stream_kernels_launch_copy(commands->site->kernels, commands->stream, commands->copies,
+                commands->copy_count));
     commands->copy_count = 0;
     commands->copy_bytes = 0;
     for (int word = 0; word < STREAM_WORDS && commands->has_late; word++) {
@@ -63,6 +81,7 @@ void stream_commands_begin(struct stream_commands *commands, struct stream_site 
     commands->status = TUTTI_OK;
     commands->word_count = commands->copy_count = commands->first_wait = 0;
     commands->copy_bytes = 0;
+    commands->calls = 0;
     commands->has_late = false;
     for (int word = 0; word < STREAM_WORDS; word++) commands->is_late[word] = false;
 }
@@ -80,14 +99,7 @@ void stream_commands_await_word(struct stream_commands *commands, int rank, int 
         return;
     }
     if (commands->word_count == COMMANDS_WORDS) commands_flush_gathered(commands);
-    commands->words[commands->word_count++] = (CUstreamBatchMemOpParams){
-        .waitValue = {
-            .operation = CU_STREAM_MEM_OP_WAIT_VALUE_32,
-            .address = address,
-            .value = value,
-            .flags = CU_STREAM_WAIT_VALUE_GEQ,
-        },
-    };
+    commands_append_wait(commands, address, value);
 }
 void stream_commands_write_word(struct stream_commands *commands, int word, uint32_t value)
 {
@@ -132,13 +144,23 @@ void stream_commands_reduce(struct stream_commands *commands, const struct strea
 {
     commands_flush_gathered(commands);
     if (!commands->status)
-        commands->status = stream_kernels_launch_reduce(commands->site->kernels, commands->stream, reduce);
+        commands_record_launch(commands,
+            stream_kernels_launch_reduce(commands->site->kernels, commands->stream, reduce));
 }
 void stream_commands_scale(struct stream_commands *commands, const struct stream_scale *scale)
 {
     commands_flush_gathered(commands);
     if (!commands->status)
-        commands->status = stream_kernels_launch_scale(commands->site->kernels, commands->stream, scale);
+        commands_record_launch(commands, stream_kernels_launch_scale(commands->site->kernels, commands->stream, scale));
+}
+bool stream_commands_end_failed_operation(struct stream_commands *commands, uint32_t number, bool awaits)
+{
+    const struct stream_site *site = commands->site;
+    commands->word_count = 0;
+    if (awaits)
+        commands_append_wait(commands, site->words_at + stream_words_offset_of(site->rank, WORD_DONE), number - 1);
+    commands_append_write(commands, WORD_DONE, number);
+    return !cuda.cuStreamBatchMemOp_v2(commands->stream, (unsigned)commands->word_count, commands->words, 0);
 }
 tutti_status stream_commands_finish(struct stream_commands *commands)
 {

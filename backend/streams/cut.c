@@ -2,9 +2,42 @@
    at byte k * tile_bytes of every chunk. Cuts fall on whole lines of memory. */
 #include "backend/streams/cut.h"
 #include "backend/base/memory.h"
+#include "backend/streams/commands.h"
 
 enum { LINE = 128 };
 
+/* Returns a bound of the calls by which any rank enqueues a tile. A launch follows at most one batch of words. Small
+   copies of a step are gathered, large ones are calls of their own. */
+static size_t plan_count_calls(const struct plan *plan, size_t tile_bytes)
+{
+    size_t copied = (size_t)plan->counts.copied, gathered = (size_t)plan->period + copied / CUDA_COPIES;
+    return 2 * ((size_t)plan->counts.computed + (tile_bytes < COPY_LARGE ? size_smaller(copied, gathered) : copied));
+}
+/* Returns how many calls an operation of so many tiles takes at most: those of the tiles, the first batch and the
+   last. */
+static size_t plan_count_calls_of_tiles(const struct plan *plan, size_t tile_bytes, size_t tiles)
+{
+    return 2 + tiles * plan_count_calls(plan, tile_bytes);
+}
+/* Returns the least bytes of a chunk in a tile with which an operation takes few enough calls. */
+static size_t plan_find_least_tile(const struct plan *plan, size_t piece, size_t tile)
+{
+    size_t calls = size_larger(plan_count_calls(plan, tile), 1), most = size_larger((STREAM_CALLS - 2) / calls, 1);
+    return size_larger(tile, size_round_up((piece + most - 1) / most, LINE));
+}
+/* Returns the bytes of a chunk in a tile. 0: the slots are too small. */
+static size_t cut_choose_tile(const struct stream_site *site, const struct stream_operation *operation, size_t piece,
+    size_t chunks, size_t scratch)
+{
+    const struct plan *plan = operation->plan;
+    size_t tile = piece, most = scratch ? site->half_bytes / (scratch * (size_t)plan->slots) / LINE * LINE : piece;
+    if (piece * chunks > operation->tile_bytes)
+        tile = size_round_up((operation->tile_bytes + chunks - 1) / chunks, LINE);
+    tile = size_smaller(tile, most);
+    /* The second time a larger tile may have large copies. */
+    for (int i = 0; i < 2 && tile; i++) tile = size_smaller(plan_find_least_tile(plan, piece, tile), piece);
+    return tile <= most ? tile : 0;
+}
 tutti_status stream_cut_message(const struct stream_site *site, const struct stream_operation *operation,
     struct stream_cut *out)
 {
@@ -15,26 +48,25 @@ tutti_status stream_cut_message(const struct stream_site *site, const struct str
                                                                                 : schedule->chunks[OUTPUT]);
     size_t piece =
         pieces == 1 ? operation->part_bytes : size_round_up((operation->part_bytes + pieces - 1) / pieces, LINE);
-    size_t tile = piece;
-    if (piece * chunks > operation->tile_bytes)
-        tile = size_round_up((operation->tile_bytes + chunks - 1) / chunks, LINE);
-    if (scratch) tile = size_smaller(tile, site->half_bytes / (scratch * (size_t)plan->slots) / LINE * LINE);
-    if (piece && !tile)
-        return status_refuse(TUTTI_UNSUPPORTED, "slots of %zu bytes are too small for %zu chunks of %d tiles",
-            site->half_bytes, scratch, plan->slots);
-    tile = size_smaller(tile, piece);
+    size_t tile = cut_choose_tile(site, operation, piece, chunks, scratch);
+    size_t tiles = tile ? (piece + tile - 1) / tile : 1, calls = plan_count_calls_of_tiles(plan, tile, tiles);
+    if ((piece && !tile) || calls > STREAM_CALLS)
+        return status_refuse(TUTTI_UNSUPPORTED,
+            "slots of %zu bytes are too small for %zu bytes of each rank: %s has %zu chunks in %d slots, and an "
+            "operation may take %d calls of the driver; use larger slots or several operations",
+            site->half_bytes, operation->part_bytes, plan->algorithm->name, scratch, plan->slots, STREAM_CALLS);
     *out = (struct stream_cut){
         .site = site,
         .operation = operation,
         .schedule = schedule,
         .piece_bytes = piece,
-        .chunk_bytes = piece,
         .tile_bytes = size_larger(tile, 1),
         .slot_stride = size_round_up(tile, LINE),
-        .tiles = piece ? (int)((piece + tile - 1) / tile) : 1,
+        .tiles = (int)tiles,
         .slots_at = site->enqueued % 2 * site->half_bytes,
+        .calls = calls,
     };
-    out->tile_slot_bytes = out->slot_stride * scratch;
+    out->slot_bytes = out->slot_stride * scratch;
     return TUTTI_OK;
 }
 static struct stream_piece cut_locate_chunk_in_slot(const struct stream_cut *cut, const struct span *span, int index,
@@ -44,8 +76,8 @@ static struct stream_piece cut_locate_chunk_in_slot(const struct stream_cut *cut
     size_t from = (size_t)tile * cut->tile_bytes, place = (size_t)(tile % plan->slots);
     CUdeviceptr slots = cut->site->slots[plan_member_of_rank(plan, span->rank)] + cut->slots_at;
     return (struct stream_piece){
-        slots + place * cut->tile_slot_bytes + (size_t)(span->first + index) * cut->slot_stride,
-        from < cut->chunk_bytes ? size_smaller(cut->tile_bytes, cut->chunk_bytes - from) : 0,
+        slots + place * cut->slot_bytes + (size_t)(span->first + index) * cut->slot_stride,
+        from < cut->piece_bytes ? size_smaller(cut->tile_bytes, cut->piece_bytes - from) : 0,
     };
 }
 struct stream_piece stream_cut_locate_chunk(const struct stream_cut *cut, const struct span *span, int index, int tile)
@@ -56,7 +88,7 @@ struct stream_piece stream_cut_locate_chunk(const struct stream_cut *cut, const 
     size_t pieces = (size_t)cut->schedule->cut, at = (size_t)(span->first + index);
     size_t part = at / pieces * operation->part_bytes, from = (size_t)tile * cut->tile_bytes,
            start = at % pieces * cut->piece_bytes + from;
-    if (start >= operation->part_bytes || from >= cut->chunk_bytes) return (struct stream_piece){ base, 0 };
-    size_t bytes = size_smaller(size_smaller(cut->tile_bytes, cut->chunk_bytes - from), operation->part_bytes - start);
+    if (start >= operation->part_bytes || from >= cut->piece_bytes) return (struct stream_piece){ base, 0 };
+    size_t bytes = size_smaller(size_smaller(cut->tile_bytes, cut->piece_bytes - from), operation->part_bytes - start);
     return (struct stream_piece){ base + part + start, bytes };
 }

@@ -8,7 +8,8 @@ struct stream_operation {
     /* A plan for private tensors: without messages, and peers touch slots only. */
     const struct plan *plan;
     CUdeviceptr input, output;
-    /* The bytes of one rank's part of the message, and of the whole message in one tile. */
+    /* The bytes of one rank's part of the message, and of the whole message in one tile. Tiles are smaller if the slots
+       require it, and larger if their calls of the driver would be too many. */
     size_t part_bytes, tile_bytes;
     tutti_dtype dtype;
     tutti_op op;
@@ -19,18 +20,27 @@ struct stream_cut {
     const struct stream_site *site;
     const struct stream_operation *operation;
     const struct schedule *schedule;
-    /* The bytes of a piece of a part, of a chunk, of a chunk in one tile, of a chunk in a slot, and of a slot. */
-    size_t piece_bytes, chunk_bytes, tile_bytes, slot_stride, tile_slot_bytes;
+    /* The bytes of a chunk. */
+    size_t piece_bytes;
+    /* The bytes of a chunk in one tile. */
+    size_t tile_bytes;
+    /* The distance of two chunks in a slot. */
+    size_t slot_stride;
+    /* The bytes of a slot. */
+    size_t slot_bytes;
     /* The offset of the operation's slots. */
     size_t slots_at;
     int tiles;
+    /* A bound of the calls by which any rank enqueues the operation. */
+    size_t calls;
 };
 /* The memory of a chunk in a tile. */
 struct stream_piece {
     CUdeviceptr at;
     size_t bytes;
 };
-/* Cuts the message of an operation. UNSUPPORTED: the slots are too small for the plan. */
+/* Cuts the message of an operation. UNSUPPORTED: the slots are too small for the plan, or for so
+   few tiles that all calls of the driver find room in its queue. */
 tutti_status stream_cut_message(const struct stream_site *site, const struct stream_operation *operation,
     struct stream_cut *out);
 /* Returns the memory of chunk `index` of a span in a tile. */

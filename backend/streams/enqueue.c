@@ -13,13 +13,18 @@
 #include "backend/streams/release.h"
 #include <string.h>
 
-/* STREAM_OPERATIONS operations of the most positions are less than half of the way to POSITION_RELEASED. */
+/* STREAM_OPERATIONS operations of the most positions are less than half of the way to POSITION_RELEASED. They bound how
+   far a word is behind a value that a rank awaits. */
 enum { POSITIONS_MOST = 1 << 20 };
 struct stream_run {
     struct stream_commands commands;
     struct stream_cut cut;
+    /* The number of the operation. */
+    uint64_t number;
     /* The stream awaits the arrivals of all ranks. */
     bool arrived;
+    /* The operation before is on another stream. */
+    bool follows_other_stream;
 };
 
 /* ---- checks ---- */
@@ -67,7 +72,6 @@ static tutti_status stream_find_id(const struct stream_site *site, CUstream stre
 static tutti_status operation_check_support(const struct stream_site *site, const struct stream_cut *cut)
 {
     const struct stream_operation *operation = cut->operation;
-    TRY(operation_check_plan_support(operation));
     if (!dtype_bytes(operation->dtype))
         return status_refuse(TUTTI_INVALID_ARGUMENT, "unknown type %d", (int)operation->dtype);
     if (collective_is_reduction(cut->schedule->collective))
@@ -97,15 +101,18 @@ static uint64_t operation_make_fingerprint(const struct stream_operation *operat
     for (size_t i = 0; i < sizeof values / sizeof *values; i++) hash = hash_add_value(hash, values[i]);
     return hash;
 }
-static void operation_publish_declaration(struct stream_site *site, const struct stream_operation *operation)
+/* Publishes the declaration, and then the number, from which on the rank is not idle. */
+static void operation_publish_declaration(struct stream_site *site, const struct stream_operation *operation,
+    uint64_t number)
 {
-    uint64_t number = site->enqueued + 1;
-    struct stream_declaration *declared =
-        &stream_site_line_of_rank(site, site->rank)->declared[number % STREAM_OPERATIONS];
+    struct stream_line *line = stream_site_line_of_rank(site, site->rank);
+    struct stream_declaration *declared = &line->declared[number % STREAM_OPERATIONS];
     /* A peer that reads the old number and the new fingerprint reads the number again (release.c). */
     atomic_store_explicit(&declared->number, 0, memory_order_relaxed);
     atomic_store_explicit(&declared->fingerprint, operation_make_fingerprint(operation), memory_order_release);
     atomic_store_explicit(&declared->number, number, memory_order_release);
+    atomic_store(&line->enqueued, (uint32_t)number);
+    atomic_store(&site->enqueued, number);
 }
 
 /* ---- positions ---- */
@@ -229,46 +236,73 @@ static void run_publish_end(struct stream_run *run, struct stream_site *site)
     run_await_all_arrivals(run);
     for (int slot = 0; has_tiles && slot < STREAM_SLOTS; slot++)
         stream_commands_write_word(&run->commands, WORD_SLOTS + slot, site->slots_base + positions);
-    stream_commands_write_word(&run->commands, WORD_DONE, (uint32_t)(site->enqueued + 1));
+    stream_commands_write_word(&run->commands, WORD_DONE, (uint32_t)run->number);
     site->base += has_tiles ? 2 : positions;
     site->slots_base += has_tiles ? positions : 0;
-    site->enqueued++;
 }
-/* Fails the group after an operation of which only a part was enqueued. The stream still writes that it has ended. A
-   driver that refuses this too runs no work any more, so then the host writes it. */
+/* Fails the group after an operation of which only a part was enqueued. The stream still writes that it has ended. If
+   the driver refuses this too, either the stream has no work of the operation, and the host writes the end once the
+   operations before have ended, or the device has failed, which polls notice. */
 static void run_fail_group(struct stream_run *run, struct stream_site *site, tutti_status status)
 {
-    CUdeviceptr done = site->words_at + stream_words_offset_of(site->rank, WORD_DONE);
+    bool has_work = run->commands.calls > 0;
     stream_site_fail_group(site, status, site->rank);
-    if (cuda.cuStreamWriteValue32_v2(run->commands.stream, done, (uint32_t)site->enqueued, 0))
-        atomic_store(&stream_site_line_of_rank(site, site->rank)->done, (uint32_t)site->enqueued);
+    if (!stream_commands_end_failed_operation(&run->commands, (uint32_t)run->number, run->follows_other_stream)
+        && !has_work)
+        atomic_store(&site->host_end, run->number);
+}
+/* Enqueues an operation that was cut and checked. */
+static tutti_status run_enqueue_operation(struct stream_run *run, struct stream_site *site, CUstream stream,
+    uint64_t stream_id)
+{
+    run->arrived = false;
+    run->number = site->enqueued + 1;
+    run->follows_other_stream = site->enqueued && stream_id != site->stream_id;
+    stream_commands_begin(&run->commands, site, stream);
+    operation_publish_declaration(site, run->cut.operation, run->number);
+    if (run->follows_other_stream)
+        stream_commands_await_word(&run->commands, site->rank, WORD_DONE, (uint32_t)(run->number - 1));
+    if (run->cut.tiles > 1) site_raise_awaited_slots(site);
+    run_enqueue_all_tiles(run);
+    run_publish_end(run, site);
+    tutti_status status = stream_commands_finish(&run->commands);
+    if (status) run_fail_group(run, site, status);
+    site->stream_id = stream_id;
+    site->calls += run->commands.calls;
+    site->calls_before[run->number % STREAM_OPERATIONS] = site->calls;
+    return status;
+}
+/* True if the operation must wait, because too many run or their calls may fill the queue of the driver. */
+static bool site_is_full(const struct stream_site *site, const struct stream_cut *cut)
+{
+    uint64_t done = stream_site_read_done_number(site), enqueued = site->enqueued;
+    if (enqueued - (done < site->compared ? done : site->compared) >= STREAM_OPERATIONS) return true;
+    return done < enqueued && site->calls - site->calls_before[done % STREAM_OPERATIONS] + cut->calls > STREAM_CALLS;
+}
+/* Checks and enqueues an operation in the context of the site. */
+static tutti_status site_enqueue_operation_in_context(struct stream_site *site,
+    const struct stream_operation *operation, CUstream stream, uint64_t *number)
+{
+    struct stream_run run;
+    uint64_t stream_id = 0;
+    TRY(operation_check_plan_support(operation));
+    TRY(stream_cut_message(site, operation, &run.cut));
+    TRY(operation_check_support(site, &run.cut));
+    if (site_is_full(site, &run.cut)) return TUTTI_IN_PROGRESS;
+    TRY(status_mark_refusal(stream_find_id(site, stream, &stream_id)));
+    tutti_status status = run_enqueue_operation(&run, site, stream, stream_id);
+    *number = run.number;
+    return status;
 }
 tutti_status stream_site_enqueue_operation(struct stream_site *site, const struct stream_operation *operation,
     CUstream stream, uint64_t *number)
 {
-    struct stream_run run;
-    uint64_t stream_id = 0;
     bool entered;
     TRY(stream_site_poll_group(site));
-    if (site->enqueued - site->compared >= STREAM_OPERATIONS) return TUTTI_IN_PROGRESS;
-    TRY(stream_cut_message(site, operation, &run.cut));
     TRY(status_mark_refusal(stream_site_enter_context(site, &entered)));
-    tutti_status status = operation_check_support(site, &run.cut);
-    if (!status) status = status_mark_refusal(stream_find_id(site, stream, &stream_id));
-    if (!status) {
-        run.arrived = false;
-        stream_commands_begin(&run.commands, site, stream);
-        operation_publish_declaration(site, operation);
-        if (site->enqueued && stream_id != site->stream_id)
-            stream_commands_await_word(&run.commands, site->rank, WORD_DONE, (uint32_t)site->enqueued);
-        if (run.cut.tiles > 1) site_raise_awaited_slots(site);
-        run_enqueue_all_tiles(&run);
-        run_publish_end(&run, site);
-        status = stream_commands_finish(&run.commands);
-        site->stream_id = stream_id;
-        *number = site->enqueued;
-        if (status) run_fail_group(&run, site, status);
-    }
+    pthread_mutex_lock(&site->driver_lock);
+    tutti_status status = site_enqueue_operation_in_context(site, operation, stream, number);
+    pthread_mutex_unlock(&site->driver_lock);
     stream_site_leave_context(entered);
     return status;
 }

@@ -1,8 +1,8 @@
 /* A stream that waits can be ended only by a write of the word, so a failure raises all words of all ranks above every
-   position that may be awaited. A device may afterwards write a lower position, hence each poll raises them again until
-   this rank's streams are idle. Before the words, the failure is written: a host that sees an operation done, and then
+   position that may be awaited. A device may afterwards write a lower position, hence each poll raises them again until all
+   ranks are idle. An idle rank does so too, because another rank's thread may be blocked in the driver. Before the words, the failure is written: a host that sees an operation done, and then
    no failure, knows that it was not released. An operation also counts as done only when all ranks have declared it
-   equally, because streams may come to the end of different operations. */
+   equally, because operations that differ may both end. */
 #include "backend/streams/release.h"
 
 /* This is added to a base, see POSITIONS_MOST. */
@@ -10,23 +10,63 @@ static const uint32_t POSITION_RELEASED = 1u << 30;
 enum { RANK_BITS = 24 };
 
 /* ---- done ---- */
-/* Returns the number of the last operation that is done. */
-static uint64_t site_read_done_number(const struct stream_site *site)
+uint64_t stream_site_read_done_number(const struct stream_site *site)
 {
-    uint32_t done = atomic_load_explicit(&stream_site_line_of_rank(site, site->rank)->done, memory_order_acquire);
-    return site->enqueued - (uint32_t)((uint32_t)site->enqueued - done);
+    uint32_t done = atomic_load(&stream_site_line_of_rank(site, site->rank)->done);
+    uint64_t enqueued = atomic_load(&site->enqueued);
+    return enqueued - (uint32_t)((uint32_t)enqueued - done);
 }
-bool stream_site_is_idle(const struct stream_site *site) { return site_read_done_number(site) == site->enqueued; }
+bool stream_site_is_idle(const struct stream_site *site)
+{
+    return stream_site_read_done_number(site) == atomic_load(&site->enqueued);
+}
+static bool site_sees_all_ranks_idle(const struct stream_site *site)
+{
+    for (int rank = 0; rank < site->ranks; rank++) {
+        const struct stream_line *line = stream_site_line_of_rank(site, rank);
+        if (atomic_load(&line->done) != atomic_load(&line->enqueued)) return false;
+    }
+    return true;
+}
 
 /* ---- failure ---- */
 static void site_release_waiting_streams(struct stream_site *site)
 {
-    for (int rank = 0; rank < site->ranks && !stream_site_is_idle(site); rank++) {
+    for (int rank = 0; rank < site->ranks && !site_sees_all_ranks_idle(site); rank++) {
         struct stream_line *line = stream_site_line_of_rank(site, rank);
         atomic_store(&line->position[WORD_ARRIVAL], site->base + POSITION_RELEASED);
         for (int slot = 0; slot < STREAM_SLOTS; slot++)
             atomic_store(&line->position[WORD_SLOTS + slot], site->slots_base + POSITION_RELEASED);
     }
+}
+/* Writes the end of an operation of which no stream has work, once the operations before have ended. */
+static void site_write_host_end(struct stream_site *site)
+{
+    uint64_t number = atomic_load(&site->host_end);
+    if (number && stream_site_read_done_number(site) == number - 1)
+        atomic_store(&stream_site_line_of_rank(site, site->rank)->done, (uint32_t)number);
+}
+/* Asks the driver at some polls whether the device has failed. If so, no stream runs any more, so the host writes the
+   end of all operations. While another thread enqueues, the driver may be blocked, and this rank must not be. */
+static tutti_status site_check_device(struct stream_site *site)
+{
+    enum { POLLS_EACH = 32 };
+    tutti_status status = TUTTI_OK;
+    bool entered;
+    if (stream_site_is_idle(site) || atomic_fetch_add(&site->polls, 1) % POLLS_EACH) return TUTTI_OK;
+    if (pthread_mutex_trylock(&site->driver_lock)) return TUTTI_OK;
+    if (!stream_site_enter_context(site, &entered)) {
+        CUresult result = cuda.cuStreamQuery(site->idle_stream);
+        stream_site_leave_context(entered);
+        if (result && result != CUDA_ERROR_NOT_READY && result != CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED)
+            status = cuda_check(result, "work of the device (cuStreamQuery)");
+    }
+    if (status) {
+        stream_site_fail_group(site, status, site->rank);
+        atomic_store(&stream_site_line_of_rank(site, site->rank)->done, (uint32_t)atomic_load(&site->enqueued));
+    }
+    pthread_mutex_unlock(&site->driver_lock);
+    return status;
 }
 /* Returns the group's failure as this thread's error. */
 static tutti_status failure_report_as_error(uint64_t failure)
@@ -60,10 +100,10 @@ static enum declared declaration_compare_with_rank(const struct stream_site *sit
     return fingerprint == atomic_load_explicit(&own->fingerprint, memory_order_relaxed) ? DECLARED_EQUAL
                                                                                         : DECLARED_OTHER;
 }
-/* Compares the operations that all ranks have declared since the last call. */
+/* Compares the operations that all ranks have declared since the last call. The caller holds the lock. */
 static void site_compare_new_declarations(struct stream_site *site)
 {
-    for (; site->compared < site->enqueued; site->compared++) {
+    for (uint64_t last = atomic_load(&site->enqueued); site->compared < last; site->compared++) {
         for (int rank = 0; rank < site->ranks; rank++) {
             enum declared declared = declaration_compare_with_rank(site, rank, site->compared + 1);
             if (declared == DECLARED_OTHER) stream_site_fail_group(site, TUTTI_MISMATCH, rank);
@@ -73,14 +113,16 @@ static void site_compare_new_declarations(struct stream_site *site)
 }
 tutti_status stream_site_poll_group(struct stream_site *site)
 {
-    uint64_t done = site_read_done_number(site);
+    pthread_mutex_lock(&site->compare_lock);
+    uint64_t done = stream_site_read_done_number(site);
     site_compare_new_declarations(site);
     uint64_t failure = atomic_load(&site->words->failure);
-    if (!failure) {
-        site->completed = done < site->compared ? done : site->compared;
-        return TUTTI_OK;
-    }
+    if (!failure) site->completed = done < site->compared ? done : site->compared;
+    pthread_mutex_unlock(&site->compare_lock);
+    if (!failure) return site_check_device(site);
     site_release_waiting_streams(site);
+    site_write_host_end(site);
+    site_check_device(site);
     return failure_report_as_error(failure);
 }
 tutti_status stream_site_test_operation(struct stream_site *site, uint64_t number)

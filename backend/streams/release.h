@@ -1,16 +1,19 @@
 /* The end of operations: which are done, whether all ranks have declared the same, and how a failure ends the streams
- * of all ranks. These functions never wait. A thread of each rank calls stream_site_poll_group now and then, at least
- * every 50 ms, until the site is destroyed. */
+ * of all ranks. Any threads may call these functions, also while another one enqueues. A thread of each rank calls
+ * stream_site_poll_group now and then, at least every 50 ms, until the site is destroyed, also if the rank is idle. */
 #pragma once
 #include "backend/streams/site.h"
 
 /* Compares what ranks have declared, and fails the group if two differ. Returns OK, or the failure of the group. After
-   a failure each call releases the streams that wait. */
+   a failure each call releases the streams that wait. Some calls ask the driver whether the device has failed, so they
+   may wait while the driver blocks another thread of the program. */
 tutti_status stream_site_poll_group(struct stream_site *site);
-/* Fails the group, unless it has failed. `rank` is the cause. All streams of all ranks that poll end soon after, and
+/* Fails the group, unless it has failed, without a call of the driver. `rank` is the cause. All streams of all ranks that poll end soon after, and
    the results of operations that were not done are undefined. */
 void stream_site_fail_group(struct stream_site *site, tutti_status status, int rank);
 /* Returns OK if an operation is done, IN_PROGRESS, or the failure of the group. */
 tutti_status stream_site_test_operation(struct stream_site *site, uint64_t number);
+/* Returns the number of the last operation that is done. */
+uint64_t stream_site_read_done_number(const struct stream_site *site);
 /* True if the streams have run all operations, also after a failure, so that slots and tensors are free. */
 bool stream_site_is_idle(const struct stream_site *site);

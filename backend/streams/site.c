@@ -56,7 +56,6 @@ static tutti_status site_allocate_own_slots(struct stream_site *site, size_t byt
 /* Enqueues a wait that is over, because no attribute tells whether the driver has operations on words. */
 static tutti_status site_check_word_operations(const struct stream_site *site)
 {
-    CUstream stream;
     CUstreamBatchMemOpParams word = {
         .waitValue = {
             .operation = CU_STREAM_MEM_OP_WAIT_VALUE_32,
@@ -64,9 +63,8 @@ static tutti_status site_check_word_operations(const struct stream_site *site)
             .flags = CU_STREAM_WAIT_VALUE_GEQ,
         },
     };
-    TRY(cuda_check(cuda.cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING), "cuStreamCreate"));
-    CUresult result = cuda.cuStreamBatchMemOp_v2(stream, 1, &word, 0);
-    cuda.cuStreamDestroy_v2(stream);
+    CUresult result = cuda.cuStreamBatchMemOp_v2(site->idle_stream, 1, &word, 0);
+    if (!result) return cuda_check(cuda.cuStreamSynchronize(site->idle_stream), "cuStreamSynchronize");
     if (result != CUDA_ERROR_NOT_SUPPORTED) return cuda_check(result, "cuStreamBatchMemOp");
     return status_fail(TUTTI_UNSUPPORTED,
         "device %d or its driver has no stream memory operations (cuStreamBatchMemOp), by which ranks await each other",
@@ -75,6 +73,7 @@ static tutti_status site_check_word_operations(const struct stream_site *site)
 static tutti_status site_open_own_device(struct stream_site *site, const struct stream_settings *settings)
 {
     TRY(stream_kernels_load_image(site->device, settings->image, &site->kernels));
+    TRY(cuda_check(cuda.cuStreamCreate(&site->idle_stream, CU_STREAM_NON_BLOCKING), "cuStreamCreate"));
     TRY(site_register_host_words(site, settings->words));
     TRY(site_check_word_operations(site));
     return site_allocate_own_slots(site, settings->slot_bytes);
@@ -83,6 +82,8 @@ static tutti_status site_allocate_arrays(int ranks, struct stream_site **out)
 {
     struct stream_site *site = memory_alloc_zeroed(1, sizeof *site);
     *out = site;
+    if (site) pthread_mutex_init(&site->driver_lock, NULL);
+    if (site) pthread_mutex_init(&site->compare_lock, NULL);
     if (site) site->slots = memory_alloc_zeroed((size_t)ranks, sizeof *site->slots);
     if (site) site->opened = memory_alloc_zeroed((size_t)ranks, sizeof *site->opened);
     if (site) site->awaited = memory_alloc_zeroed((size_t)ranks, sizeof *site->awaited);
@@ -183,10 +184,13 @@ void stream_site_destroy(struct stream_site *site)
     bool entered;
     if (!site) return;
     if (site->context && !stream_site_enter_context(site, &entered)) {
+        if (site->idle_stream) cuda.cuStreamDestroy_v2(site->idle_stream);
         if (site->slots[site->rank]) cuda.cuMemFree_v2(site->slots[site->rank]);
         if (site->words) cuda.cuMemHostUnregister(site->words);
         stream_site_leave_context(entered);
     }
+    pthread_mutex_destroy(&site->driver_lock);
+    pthread_mutex_destroy(&site->compare_lock);
     free(site->slots);
     free(site->opened);
     free(site->awaited);

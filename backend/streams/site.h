@@ -1,9 +1,15 @@
 /* A rank's place for operations on streams: its device, its slots there, the slots of its peers, and the words of the
- * host. Only one thread at a time may use a site. */
+ * host. One thread at a time enqueues. Others may call the functions of release.h meanwhile, because the driver may block
+ * the thread that enqueues. */
 #pragma once
 #include "backend/devices/cuda.h"
 #include "backend/streams/kernels.h"
 #include "backend/streams/words.h"
+#include <pthread.h>
+
+/* The most calls of the driver whose work is not done. A GPU's queue takes about 1,024 launches; after that the driver
+   blocks the host. */
+enum { STREAM_CALLS = 768 };
 
 /* How a site is made. All but `rank`, `device` and `words` are equal on all ranks. */
 struct stream_settings {
@@ -18,7 +24,7 @@ struct stream_settings {
     /* The kernels, as cuModuleLoadData takes them. */
     const void *image;
 };
-/* The address of a rank's slots, by which its peers reach them. Any memory may carry it. */
+/* The address of a rank's slots, by which its peers reach them. It is plain bytes, which ranks may exchange in any way. */
 struct stream_address {
     /* The process of the rank, by a random number. */
     uint64_t process;
@@ -43,10 +49,19 @@ struct stream_site {
     /* [rank][word]: the highest values that this rank's streams have awaited. */
     uint32_t (*awaited)[STREAM_WORDS];
     /* The bases of WORD_ARRIVAL, and of the other positions. */
-    uint32_t base, slots_base;
-    /* The numbers of the last operation that was enqueued, that all ranks have declared equally, and that the host has
-       seen to be done, counted from 1. */
-    uint64_t enqueued, compared, completed;
+    _Atomic uint32_t base, slots_base;
+    /* The numbers of the last operation of which the host has begun to enqueue work, that all ranks have declared
+       equally, and that the host has seen to be done, counted from 1. */
+    _Atomic uint64_t enqueued, compared, completed;
+    /* The number of an operation whose end no stream writes, so that the host does; 0: none. */
+    _Atomic uint64_t host_end;
+    /* The calls that enqueued all work so far, and the work up to operation n, in entry n % STREAM_OPERATIONS. */
+    uint64_t calls, calls_before[STREAM_OPERATIONS];
+    /* Whoever calls the driver for this site holds `driver_lock`. `compare_lock` protects `compared`. */
+    pthread_mutex_t driver_lock, compare_lock;
+    /* A stream without work, by which polls ask whether the device has failed; `polls` counts them. */
+    CUstream idle_stream;
+    _Atomic unsigned polls;
     /* The id of the last operation's stream. */
     uint64_t stream_id;
 };

@@ -8,18 +8,20 @@
 /* The numbers of a rank's words. WORD_ARRIVAL has arrivals, and positions in operations of one tile; WORD_SLOTS and
    those after it have positions of the tiles in each slot. WORD_DONE has the number of operations that are done. */
 enum { STREAM_SLOTS = 8, WORD_ARRIVAL = 0, WORD_SLOTS = 1, WORD_DONE = WORD_SLOTS + STREAM_SLOTS, STREAM_WORDS };
-/* So many operations of a rank may run before all ranks have declared the first of them. */
+/* The most operations that a rank has enqueued and not seen to be done and declared by all ranks. */
 enum { STREAM_OPERATIONS = 256 };
 
 /* A rank's declaration of an operation. `number` counts from 1; 0: empty. */
 struct stream_declaration { _Atomic uint64_t number, fingerprint; };
-/* The words of one rank, which only its device writes, unless the group has failed. The words that peers await and the
-   one that the host reads have lines of their own. */
+/* The words of one rank, which only its device writes, unless the group has failed, and what its host publishes. The
+   words that peers await, the one that the host reads, and those of the host have lines of their own. */
 struct stream_line {
     _Atomic uint32_t position[WORD_DONE] __attribute__((aligned(128)));
     _Atomic uint32_t done __attribute__((aligned(128)));
+    /* The number of the last operation, which WORD_DONE reaches when the rank is idle. */
+    _Atomic uint32_t enqueued __attribute__((aligned(128)));
     /* Operation n has entry n % STREAM_OPERATIONS. */
-    struct stream_declaration declared[STREAM_OPERATIONS] __attribute__((aligned(128)));
+    struct stream_declaration declared[STREAM_OPERATIONS];
 };
 /* The memory begins zeroed. */
 struct stream_words {

@@ -78,6 +78,7 @@ static void counters_move(struct stream_rank *rank, uint32_t base)
     for (int q = 0; q < rank->ranks; q++) site->awaited[q][WORD_ARRIVAL] = base;
     for (int word = 0; word < WORD_DONE; word++) atomic_store(&line->position[word], base);
     atomic_store(&line->done, base);
+    atomic_store(&line->enqueued, base);
     ranks_meet(rank);
 }
 static void ranks_count_past_the_end(struct stream_rank *rank)
