@@ -3,10 +3,12 @@
 #include "backend/devices/cuda.h"
 #include "include/tutti.h"
 
-/* A device's module, and its functions that have been used so far. A process has one for each device. */
+/* A device's module and its functions. A process has one for each device. */
 struct stream_kernels;
-/* Loads the image into the context of a device, which must be current, unless this process has loaded it. */
-tutti_status stream_kernels_load_image(CUdevice device, const void *image, struct stream_kernels **out);
+/* Loads the image into the context of a device, which must be current, unless this process has loaded it. `stream` is
+   one without work. */
+tutti_status stream_kernels_load_image(CUdevice device, const void *image, CUstream stream,
+    struct stream_kernels **out);
 /* Computes to[0] = to[1] = … = (from[0] op from[1] op …) / divisor as the kernels do, on `count` elements. */
 struct stream_reduce {
     const CUdeviceptr *to, *from;
@@ -15,7 +17,7 @@ struct stream_reduce {
     tutti_dtype dtype;
     tutti_op op;
 };
-tutti_status stream_kernels_launch_reduce(struct stream_kernels *kernels, CUstream stream,
+tutti_status stream_kernels_launch_reduce(const struct stream_kernels *kernels, CUstream stream,
     const struct stream_reduce *reduce);
 /* Multiplies `count` elements by a factor. */
 struct stream_scale {
@@ -24,14 +26,14 @@ struct stream_scale {
     tutti_dtype dtype;
     double factor;
 };
-tutti_status stream_kernels_launch_scale(struct stream_kernels *kernels, CUstream stream,
+tutti_status stream_kernels_launch_scale(const struct stream_kernels *kernels, CUstream stream,
     const struct stream_scale *scale);
 /* Copies `count` arrays, at most CUDA_COPIES, which must not overlap, in one launch. */
 struct stream_copy {
     CUdeviceptr to, from;
     size_t bytes;
 };
-tutti_status stream_kernels_launch_copy(struct stream_kernels *kernels, CUstream stream,
+tutti_status stream_kernels_launch_copy(const struct stream_kernels *kernels, CUstream stream,
     const struct stream_copy *copies, int count);
-/* Returns an error if a kernel that an operation of this type needs does not exist or is missing in the image. */
-tutti_status stream_kernels_check_operation(struct stream_kernels *kernels, tutti_dtype dtype, tutti_op op);
+/* Returns an error if a kernel that an operation of this type needs does not exist. */
+tutti_status stream_kernels_check_operation(const struct stream_kernels *kernels, tutti_dtype dtype, tutti_op op);

@@ -72,8 +72,8 @@ static tutti_status site_check_word_operations(const struct stream_site *site)
 }
 static tutti_status site_open_own_device(struct stream_site *site, const struct stream_settings *settings)
 {
-    TRY(stream_kernels_load_image(site->device, settings->image, &site->kernels));
     TRY(cuda_check(cuda.cuStreamCreate(&site->idle_stream, CU_STREAM_NON_BLOCKING), "cuStreamCreate"));
+    TRY(stream_kernels_load_image(site->device, settings->image, site->idle_stream, &site->kernels));
     TRY(site_register_host_words(site, settings->words));
     TRY(site_check_word_operations(site));
     return site_allocate_own_slots(site, settings->slot_bytes);

@@ -65,7 +65,7 @@ struct stream_site {
     /* The id of the last operation's stream. */
     uint64_t stream_id;
 };
-/* Opens the device and allocates the slots. */
+/* Opens the device, loads all kernels, and allocates the slots. It may wait for all work of the device. */
 tutti_status stream_site_create(const struct stream_settings *settings, struct stream_site **out);
 /* Describes this rank's slots to its peers. */
 tutti_status stream_site_export_address(const struct stream_site *site, struct stream_address *out);

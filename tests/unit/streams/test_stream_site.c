@@ -183,7 +183,7 @@ static void creation_fails(int peer)
 {
     (void)peer;
     static const char *const calls[] = { "cuMemAlloc", "cuMemHostRegister", "cuMemHostGetDevicePointer",
-        "cuModuleLoadData", "cuDevicePrimaryCtxRetain" };
+        "cuModuleGetFunction", "cuModuleLoadData", "cuStreamCreate", "cuDevicePrimaryCtxRetain" };
     struct stream_site *site;
     for (int i = (int)(sizeof calls / sizeof *calls) - 1; i >= 0; i--) {
         fake_cuda_fail(calls[i], 1, false, CUDA_ERROR_OUT_OF_MEMORY);
