@@ -18,14 +18,18 @@ static void *library_open_path(struct dynamic_library *library, const char *path
     dynamic_library_record_problem(library, path, why ? why : "it cannot be opened");
     return NULL;
 }
+bool dynamic_library_open_one(struct dynamic_library *library, const char *path,
+    bool (*accept)(void *opened, const char *path))
+{
+    void *opened = library_open_path(library, path);
+    return opened && accept(opened, path);
+}
 bool dynamic_library_open_first(struct dynamic_library *library, const char *paths,
     bool (*accept)(void *opened, const char *path))
 {
     char list[1024], *rest = NULL;
     snprintf(list, sizeof list, "%s", paths);
-    for (char *path = strtok_r(list, ":", &rest); path; path = strtok_r(NULL, ":", &rest)) {
-        void *opened = library_open_path(library, path);
-        if (opened && accept(opened, path)) return true;
-    }
+    for (char *path = strtok_r(list, ":", &rest); path; path = strtok_r(NULL, ":", &rest))
+        if (dynamic_library_open_one(library, path, accept)) return true;
     return false;
 }

@@ -12,5 +12,8 @@ struct dynamic_library {
    name, or records a problem and returns false. Returns true if a library was accepted. */
 bool dynamic_library_open_first(struct dynamic_library *library, const char *paths,
     bool (*accept)(void *opened, const char *path));
+/* Opens one path, which may have colons, in the same way. */
+bool dynamic_library_open_one(struct dynamic_library *library, const char *path,
+    bool (*accept)(void *opened, const char *path));
 /* Appends a rejected path and the reason to library->problem. */
 void dynamic_library_record_problem(struct dynamic_library *library, const char *path, const char *why);

@@ -93,10 +93,13 @@ static uint64_t operation_make_fingerprint(const struct stream_operation *operat
 {
     uint64_t factor, hash = 0;
     memcpy(&factor, &operation->factor, sizeof factor);
-    const struct algorithm *algorithm = operation->plan->algorithm;
+    const struct plan *plan = operation->plan;
+    const struct algorithm *algorithm = plan->algorithm;
     for (const char *at = algorithm->name; *at; at++) hash = hash_add_value(hash, (unsigned char)*at);
-    const uint64_t values[] = { algorithm->collective, (uint64_t)operation->plan->root,
-        (uint64_t)operation->plan->slots, operation->part_bytes, operation->tile_bytes, operation->dtype, operation->op,
+    for (int word = 0; word < mask_words(plan->count); word++)
+        hash = hash_add_value(hash, mask_word(plan->in_place, word, plan->count));
+    const uint64_t values[] = { algorithm->collective, (uint64_t)plan->root, (uint64_t)plan->slots, plan->stage_inputs,
+        plan->stage_sends, operation->part_bytes, operation->tile_bytes, operation->dtype, operation->op,
         operation->op == TUTTI_PREMUL_SUM ? factor : 0 };
     for (size_t i = 0; i < sizeof values / sizeof *values; i++) hash = hash_add_value(hash, values[i]);
     return hash;

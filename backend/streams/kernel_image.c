@@ -39,7 +39,8 @@ static void image_library_open_once(void)
 {
     char path[4096];
     image_library_find_path(path, sizeof path);
-    dynamic_library_open_first(&library, paths_to_open ? paths_to_open : path, image_library_accept);
+    if (paths_to_open) dynamic_library_open_first(&library, paths_to_open, image_library_accept);
+    else dynamic_library_open_one(&library, path, image_library_accept);
 }
 tutti_status stream_kernel_image_open(const char *paths, const void **out)
 {

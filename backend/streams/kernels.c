@@ -72,8 +72,7 @@ static tutti_status kernels_load_module(CUdevice device, const void *image, CUst
     else *out = kernels;
     return status;
 }
-tutti_status stream_kernels_load_image(CUdevice device, const void *image, CUstream stream,
-    struct stream_kernels **out)
+tutti_status stream_kernels_load_image(CUdevice device, const void *image, CUstream stream, struct stream_kernels **out)
 {
     if (device < 0 || device >= DEVICES)
         return status_fail(TUTTI_UNSUPPORTED, "device %d: tutti uses the devices 0 to %d only", device, DEVICES - 1);
@@ -101,15 +100,16 @@ tutti_status stream_kernels_launch_reduce(const struct stream_kernels *kernels, 
         .divisor = reduce->divisor };
     for (int i = 0; i < reduce->to_count; i++) parameter.to[i] = (void *)(uintptr_t)reduce->to[i];
     for (int i = 0; i < reduce->from_count; i++) parameter.from[i] = (const void *)(uintptr_t)reduce->from[i];
-    return kernels_launch_function(kernels, kernels->reduce[reduce->dtype][reduce->op], stream, reduce->count * dtype_bytes(reduce->dtype), 1,
-        &parameter);
+    return kernels_launch_function(kernels, kernels->reduce[reduce->dtype][reduce->op], stream,
+        reduce->count * dtype_bytes(reduce->dtype), 1, &parameter);
 }
 tutti_status stream_kernels_launch_scale(const struct stream_kernels *kernels, CUstream stream,
     const struct stream_scale *scale)
 {
     struct cuda_scale parameter = { (void *)(uintptr_t)scale->to, (const void *)(uintptr_t)scale->from, scale->count,
         scale->factor };
-    return kernels_launch_function(kernels, kernels->scale[scale->dtype], stream, scale->count * dtype_bytes(scale->dtype), 1, &parameter);
+    return kernels_launch_function(kernels, kernels->scale[scale->dtype], stream,
+        scale->count * dtype_bytes(scale->dtype), 1, &parameter);
 }
 tutti_status stream_kernels_launch_copy(const struct stream_kernels *kernels, CUstream stream,
     const struct stream_copy *copies, int count)

@@ -119,7 +119,11 @@ tutti_status stream_site_export_address(const struct stream_site *site, struct s
     TRY(stream_site_enter_context(site, &entered));
     tutti_status status = cuda_check(cuda.cuMemGetAddressRange_v2(&base, &bytes, slots), "cuMemGetAddressRange");
     *out = (struct stream_address){
-        .process = process_get_random_number(), .slots = slots, .offset = slots - base, .device = site->device
+        .process = process_get_random_number(),
+        .slots = slots,
+        .half_bytes = site->half_bytes,
+        .offset = slots - base,
+        .device = site->device,
     };
     /* Without handles, ranks of one process still reach each other. */
     if (!status) out->has_handle = cuda.cuIpcGetMemHandle(&out->handle, slots) == CUDA_SUCCESS;
@@ -144,6 +148,10 @@ static tutti_status site_enable_peer_access(const struct stream_site *site, int 
 }
 static tutti_status site_connect_peer_rank(struct stream_site *site, int rank, const struct stream_address *address)
 {
+    if (address->half_bytes != site->half_bytes)
+        return status_fail(TUTTI_MISMATCH,
+            "rank %d has two halves of %zu bytes of slots, but rank %d of %llu: give all ranks of a host equally many",
+            site->rank, site->half_bytes, rank, (unsigned long long)address->half_bytes);
     if (address->process == process_get_random_number()) {
         TRY(site_enable_peer_access(site, rank, address));
         site->slots[rank] = address->slots;

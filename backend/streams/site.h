@@ -28,9 +28,10 @@ struct stream_settings {
 struct stream_address {
     /* The process of the rank, by a random number. */
     uint64_t process;
-    /* Where the slots are in that process, and at which offset in the memory that the handle opens. */
+    /* Where the slots are in that process, how many bytes each half has, and at which offset they are in the memory that
+       the handle opens. */
     CUdeviceptr slots;
-    uint64_t offset;
+    uint64_t half_bytes, offset;
     int32_t device, has_handle;
     CUipcMemHandle handle;
 };

@@ -166,6 +166,33 @@ static void test_operations_that_differ_are_not_done(void **state)
     assert_ranks(&(struct ranks_setup){ 2, 1, 0, UNORDERED }, ranks_differ_in_type);
 }
 
+/* Rank 0 has a plan for tensors in place, the other one for separate ones, or for staged inputs. */
+static void ranks_differ_in_plan(struct stream_rank *rank, bool in_place)
+{
+    struct case_run run;
+    struct stream_case c = allreduce_case(500, 1);
+    case_prepare(rank, &c, &run);
+    plan_finish(&run.plan);
+    run.plan = (struct plan){ .algorithm = c.algorithm, .layout = rank->layout, .slots = 2, .in_place = mask_all };
+    if (rank->rank && in_place) run.plan.in_place = NULL;
+    if (rank->rank && !in_place) run.plan.stage_inputs = true;
+    expect_true(plan_build_staging(&run.plan) == TUTTI_OK);
+    case_enqueue_or_fail(rank, &run, stream_new(), TUTTI_MISMATCH);
+    expect_true(rank_wait(rank, 1) == TUTTI_MISMATCH);
+    rank_drain(rank);
+    case_free(&run);
+    ranks_meet(rank);
+    stream_site_disconnect_peers(rank->site);
+}
+static void ranks_differ_in_place(struct stream_rank *rank) { ranks_differ_in_plan(rank, true); }
+static void ranks_differ_in_staging(struct stream_rank *rank) { ranks_differ_in_plan(rank, false); }
+static void test_plans_that_differ_are_disagreements(void **state)
+{
+    (void)state;
+    assert_ranks(&(struct ranks_setup){ 2, 1, 0, UNORDERED }, ranks_differ_in_place);
+    assert_ranks(&(struct ranks_setup){ 2, 1, 0, UNORDERED }, ranks_differ_in_staging);
+}
+
 /* ---- refusals ---- */
 static tutti_status case_try_on_stream(struct stream_rank *rank, const struct case_run *run, CUstream stream)
 {
@@ -422,6 +449,7 @@ int test_stream_failures(void)
         cmocka_unit_test(test_all_ranks_report_the_first_failure),
         cmocka_unit_test(test_a_disagreement_fails_all_ranks),
         cmocka_unit_test(test_operations_that_differ_are_not_done),
+        cmocka_unit_test(test_plans_that_differ_are_disagreements),
         cmocka_unit_test(test_refused_operations_leave_the_group_as_it_was),
         cmocka_unit_test(test_plans_that_streams_would_run_wrong_are_refused),
         cmocka_unit_test(test_ranks_refuse_what_one_of_them_cannot_compute),

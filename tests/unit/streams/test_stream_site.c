@@ -178,6 +178,25 @@ static void test_ranks_that_cannot_connect_report_the_cause(void **state)
     assert_children(first_has_no_handle, second_has_no_handle, "FAKE_CUDA_IPC=0");
     assert_children(first_has_no_peer_access, second_has_no_peer_access, "FAKE_CUDA_PEER=0");
 }
+/* The second rank has other slots than the first. */
+static void ranks_have_other_slots(int peer)
+{
+    (void)peer;
+    struct stream_site *site;
+    struct stream_address addresses[RANKS];
+    expect_true(site_open_alone(0, &site) == TUTTI_OK);
+    for (int i = 0; i < RANKS; i++) expect_true(stream_site_export_address(site, &addresses[i]) == TUTTI_OK);
+    addresses[1].half_bytes += 4096;
+    expect_true(stream_site_connect_peers(site, addresses) == TUTTI_MISMATCH);
+    detail_expect("rank 0 has two halves of 524288 bytes of slots, but rank 1 of 528384");
+    stream_site_disconnect_peers(site);
+    stream_site_destroy(site);
+}
+static void test_ranks_with_other_slots_cannot_connect(void **state)
+{
+    (void)state;
+    assert_child(ranks_have_other_slots, NULL);
+}
 /* Fails each call of the creation in turn. A later creation succeeds, so no failure has left anything behind. */
 static void creation_fails(int peer)
 {
@@ -211,6 +230,7 @@ int test_stream_site(void)
         cmocka_unit_test(test_waits_are_kept_after_half_a_turn_of_the_counters),
         cmocka_unit_test(test_large_copies_are_those_of_the_driver),
         cmocka_unit_test(test_ranks_that_cannot_connect_report_the_cause),
+        cmocka_unit_test(test_ranks_with_other_slots_cannot_connect),
         cmocka_unit_test(test_a_site_that_cannot_be_made_frees_all),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
