@@ -144,7 +144,7 @@ struct algorithm {
 };
 
 /* ---- plans ---- */
-/* What the members of a plan have, which no schedule of one rank tells. All ranks count the same. */
+/* Sums and maxima over the members of a plan, which no schedule of one rank tells. All ranks count the same. */
 struct plan_counts {
     /* The number of members that write into slots. */
     int slot_writers;

@@ -1,7 +1,7 @@
 /* Launches have as many blocks as give each thread a few vectors of 16 bytes, but at most BLOCKS_EACH blocks for each
-   multiprocessor, so that other kernels find room. The first launch of a kernel may load it, which may wait for all work of
-   the device, also for streams that wait for peers. So each kernel is launched once, on no elements, before the first
-   operation. */
+   multiprocessor, so that other kernels find room. The first launch of a kernel may load it, which may wait for all
+   work of the device, also for streams that wait for peers. So each kernel is launched once, on no elements, before the
+   first operation. */
 #include "backend/streams/kernels.h"
 #include "backend/base/dtype.h"
 #include "backend/base/memory.h"

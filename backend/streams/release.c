@@ -1,8 +1,9 @@
 /* A stream that waits can be ended only by a write of the word, so a failure raises all words of all ranks above every
-   position that may be awaited. A device may afterwards write a lower position, hence each poll raises them again until all
-   ranks are idle. An idle rank does so too, because another rank's thread may be blocked in the driver. Before the words, the failure is written: a host that sees an operation done, and then
-   no failure, knows that it was not released. An operation also counts as done only when all ranks have declared it
-   equally, because operations that differ may both end. */
+   position that may be awaited. A device may afterwards write a lower position, hence each poll raises them again until
+   all ranks are idle. An idle rank does so too, because another rank's thread may be blocked in the driver. Before the
+   words, the failure is written: a host that sees an operation done, and then no failure, knows that it was not
+   released. An operation also counts as done only when all ranks have declared it equally, because operations that
+   differ may both end. */
 #include "backend/streams/release.h"
 
 /* This is added to a base, see POSITIONS_MOST. */

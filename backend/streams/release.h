@@ -8,8 +8,8 @@
    a failure each call releases the streams that wait. Some calls ask the driver whether the device has failed, so they
    may wait while the driver blocks another thread of the program. */
 tutti_status stream_site_poll_group(struct stream_site *site);
-/* Fails the group, unless it has failed, without a call of the driver. `rank` is the cause. All streams of all ranks that poll end soon after, and
-   the results of operations that were not done are undefined. */
+/* Fails the group, unless it has failed, without a call of the driver. `rank` is the cause. All streams of all ranks
+   that poll end soon after, and the results of operations that were not done are undefined. */
 void stream_site_fail_group(struct stream_site *site, tutti_status status, int rank);
 /* Returns OK if an operation is done, IN_PROGRESS, or the failure of the group. */
 tutti_status stream_site_test_operation(struct stream_site *site, uint64_t number);

@@ -1,6 +1,6 @@
 /* A rank's place for operations on streams: its device, its slots there, the slots of its peers, and the words of the
- * host. One thread at a time enqueues. Others may call the functions of release.h meanwhile, because the driver may block
- * the thread that enqueues. */
+ * host. One thread at a time enqueues. Others may call the functions of release.h meanwhile, because the driver may
+ * block the thread that enqueues. */
 #pragma once
 #include "backend/devices/cuda.h"
 #include "backend/streams/kernels.h"
@@ -24,12 +24,12 @@ struct stream_settings {
     /* The kernels, as cuModuleLoadData takes them. */
     const void *image;
 };
-/* The address of a rank's slots, by which its peers reach them. It is plain bytes, which ranks may exchange in any way. */
+/* The address of a rank's slots, by which its peers reach them: plain bytes, which ranks may exchange in any way. */
 struct stream_address {
     /* The process of the rank, by a random number. */
     uint64_t process;
-    /* Where the slots are in that process, how many bytes each half has, and at which offset they are in the memory that
-       the handle opens. */
+    /* Where the slots are in that process, how many bytes each half has, and at which offset they are in the memory
+       that the handle opens. */
     CUdeviceptr slots;
     uint64_t half_bytes, offset;
     int32_t device, has_handle;
@@ -58,7 +58,7 @@ struct stream_site {
     _Atomic uint64_t host_end;
     /* The calls that enqueued all work so far, and the work up to operation n, in entry n % STREAM_OPERATIONS. */
     uint64_t calls, calls_before[STREAM_OPERATIONS];
-    /* Whoever calls the driver for this site holds `driver_lock`. `compare_lock` protects `compared`. */
+    /* A thread that calls the driver for operations holds `driver_lock`. `compare_lock` protects `compared`. */
     pthread_mutex_t driver_lock, compare_lock;
     /* A stream without work, by which polls ask whether the device has failed; `polls` counts them. */
     CUstream idle_stream;

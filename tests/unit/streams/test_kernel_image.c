@@ -63,7 +63,9 @@ static void test_a_folder_may_have_a_colon_and_a_long_path(void **state)
     (void)state;
     enum { FOLDERS = 6, NAME = 200 };
     static struct dynamic_library library;
-    char path[2048] = "/tmp/image:XXXXXX", undo[2100];
+    const char *folder = getenv("TMPDIR");
+    char path[2048], undo[2100];
+    snprintf(path, sizeof path, "%.40s/image:XXXXXX", folder ? folder : P_tmpdir);
     assert_non_null(mkdtemp(path));
     snprintf(undo, sizeof undo, "rm -r '%s'", path);
     for (int i = 0; i < FOLDERS; i++) {

@@ -215,6 +215,11 @@ static void ranks_refuse(struct stream_rank *rank)
     expect_true(case_try(rank, &run, 99, TUTTI_SUM) == TUTTI_INVALID_ARGUMENT && status_is_refusal());
     expect_true(case_try(rank, &run, TUTTI_FLOAT32, 99) == TUTTI_INVALID_ARGUMENT && status_is_refusal());
     expect_true(case_try(rank, &run, TUTTI_FLOAT32, TUTTI_BAND) == TUTTI_INVALID_ARGUMENT && status_is_refusal());
+    uint64_t number;
+    struct stream_operation huge = { &run.plan, run.input, run.output, (size_t)1 << 50, 128, TUTTI_FLOAT32, TUTTI_SUM,
+        1 };
+    expect_true(stream_site_enqueue_operation(rank->site, &huge, NULL, &number) == TUTTI_UNSUPPORTED
+        && status_is_refusal());
     plan_finish(&run.plan);
     rank_plan(rank, collectives_find_algorithm(ALLREDUCE, "ring"), 0, 1, &run.plan);
     expect_true(case_try(rank, &run, TUTTI_FLOAT32, TUTTI_SUM) == TUTTI_UNSUPPORTED && status_is_refusal());

@@ -99,8 +99,8 @@ static void test_counters_cross_the_end_of_32_bits(void **state)
     (void)state;
     assert_ranks(&(struct ranks_setup){ 2, 2, 0, STRICT }, ranks_count_past_the_end);
 }
-/* No operation has awaited words of slots or of the end so far, and their counters have come half a turn further. A lost
-   wait is a report of the checker or a wrong result. */
+/* No operation has awaited words of slots or of the end so far, and their counters have come half a turn further. A
+   lost wait is a report of the checker or a wrong result. */
 static void ranks_await_words_first(struct stream_rank *rank)
 {
     CUstream streams[] = { stream_new(), stream_new() };
