@@ -25,6 +25,7 @@ struct case_run {
 bool algorithm_is_for_streams(const struct stream_rank *rank, const struct algorithm *algorithm);
 /* Allocates and fills the tensors. */
 void case_prepare(const struct stream_rank *rank, const struct stream_case *given, struct case_run *out);
+/* Enqueues the case, and checks the bound of its calls. */
 void case_enqueue(struct stream_rank *rank, struct case_run *run, CUstream stream);
 /* Frees the tensors and the plan. */
 void case_free(struct case_run *run);
