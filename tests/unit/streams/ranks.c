@@ -8,6 +8,7 @@
 
 static struct shared {
     struct stream_address addresses[RANKS_MOST];
+    pid_t processes[RANKS_MOST];
     _Atomic int arrivals;
 } *shared;
 static void *words;
@@ -30,6 +31,10 @@ void ranks_meet(const struct stream_rank *rank)
 {
     int turn = atomic_fetch_add(&shared->arrivals, 1) / rank->ranks;
     while (atomic_load(&shared->arrivals) < (turn + 1) * rank->ranks) usleep(PAUSE_US);
+}
+void rank_await_end(int rank)
+{
+    while (!(kill(shared->processes[rank], 0) && errno == ESRCH)) usleep(PAUSE_US);
 }
 static void settings_apply(const char *settings)
 {
@@ -81,6 +86,7 @@ static pid_t rank_start(const struct ranks_setup *setup, int number, rank_body *
     settings_apply(setup->settings);
     dup2(said, STDERR_FILENO);
     alarm(CHILD_SECONDS);
+    shared->processes[number] = getpid();
     rank_open(&rank, setup);
     body(&rank);
     exit(0);

@@ -25,6 +25,8 @@ int ranks_run(const struct ranks_setup *setup, rank_body *body);
 void assert_ranks(const struct ranks_setup *setup, rank_body *body);
 /* Waits until all ranks have called this function. */
 void ranks_meet(const struct stream_rank *rank);
+/* Waits until the process of a rank that all have met has ended, and maps nothing any more. */
+void rank_await_end(int rank);
 /* Closes the site in the order that its owner must keep. */
 void rank_close(struct stream_rank *rank);
 /* Waits until an operation is done or fails. */

@@ -79,6 +79,7 @@ static void ranks_lose_one(struct stream_rank *rank)
         TUTTI_SUM, 1 };
     expect_true(stream_site_enqueue_operation(rank->site, &operation, streams[0], &number) == TUTTI_PEER_LOST);
     for (int i = 0; i < 3; i++) case_free(&lost[i]);
+    rank_await_end(1);
     stream_site_disconnect_peers(rank->site);
     stream_site_destroy(rank->site);
     expect_true(fake_cuda_reports() == 0);
