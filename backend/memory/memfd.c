@@ -91,20 +91,21 @@ void memfd_discard(int descriptor, size_t offset, size_t bytes)
     do failed = fallocate(descriptor, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)offset, (off_t)bytes);
     while (failed && errno == EINTR);
 }
-/* Does memfd_check for those seals, and sets *out to the state of the file. */
+/* Does memfd_check for those seals, and sets *out to the state of the file. The seals are checked first, because the
+   size and the pages of a file without seals may change after they were read. */
 static tutti_status memfd_check_seals(int descriptor, size_t bytes, int wanted, const char *whose, struct stat *out)
 {
     struct stat file;
+    int seals = fcntl(descriptor, F_GET_SEALS);
+    if (seals < 0 || (seals & wanted) != wanted)
+        return status_fail(TUTTI_SYSTEM, "%s shared memory is not sealed against %s; it is not used", whose,
+            wanted & F_SEAL_WRITE ? "changes" : "shrinking");
     if (fstat(descriptor, &file) != 0)
         return status_fail(TUTTI_SYSTEM, "fstat of %s shared memory: %s", whose, strerror(errno));
     if (file.st_size < 0 || (size_t)file.st_size != bytes)
         return status_fail(TUTTI_SYSTEM,
             "%s shared memory is %lld bytes and should be %zu: do all ranks run the same version of tutti?", whose,
             (long long)file.st_size, bytes);
-    int seals = fcntl(descriptor, F_GET_SEALS);
-    if (seals < 0 || (seals & wanted) != wanted)
-        return status_fail(TUTTI_SYSTEM, "%s shared memory is not sealed against %s; it is not used", whose,
-            wanted & F_SEAL_WRITE ? "changes" : "shrinking");
     *out = file;
     return TUTTI_OK;
 }
