@@ -65,7 +65,8 @@ static bool local_peer_connect_advance(struct peer *peer)
     else if (got > 0)
         got = handshake_send_hello(handshake, &registry.self, peer->identity.nonce, &peer->key, 0, peer->descriptor);
     if (got >= 0) return true;
-    if (got == -EALREADY) {
+    /* Without users the connection of the other process, when it comes, makes a new peer. */
+    if (got == -EALREADY && peer->users) {
         registry_close_descriptor(&peer->descriptor);
         peer->awaits_incoming = true;
         pthread_cond_broadcast(&registry.changed);

@@ -37,7 +37,7 @@ static int peer_await_open(struct peer *peer, int64_t deadline_ms)
     }
     return peer->state == OPEN ? 0 : peer->error ? peer->error : -ECONNRESET;
 }
-/* Ends one use of a peer. After the last, closes and frees it, unless it is open or a link with unsent messages. */
+/* Ends one use of a peer. After the last, closes and frees it, unless it is open or soon will be. */
 static void peer_drop_user(struct peer *peer)
 {
     assert(peer->users > 0);
@@ -45,6 +45,9 @@ static void peer_drop_user(struct peer *peer)
     if (--peer->users > 0 || peer->state == OPEN) return;
     /* A link stays until it has sent its messages. */
     if (peer->state == CONNECTING && peer->unsent.first) return;
+    /* The other process may already count this connection as open, and would take its end for the end of this
+       process. So it stays until the answer has arrived. */
+    if (peer->state == CONNECTING && !peer->link && peer->handshake && peer->handshake->has_sent_hello) return;
     peer_close_with_goodbye(peer);
 }
 /* Fails with the meaning of a -errno of connecting to the process `other`. */
@@ -120,43 +123,65 @@ struct read_source peer_memory_source(const struct peer *peer, uint64_t nonce_at
 }
 
 /* ---- descriptors ---- */
+/* Sends the descriptor now. Returns 0 or -errno. The caller holds registry.lock. */
+static int peer_send_descriptor_now(struct peer *peer, const unsigned char token[16], int descriptor)
+{
+    return peer->state == OPEN ? peer_send_packet(peer, DESCRIPTOR, token, descriptor) : -ECONNRESET;
+}
+/* Returns true if the descriptor may be sent later: the peer has no room, or too many descriptors are on their way
+   between processes of this user. */
+static bool send_error_is_temporary(int error) { return error == -EAGAIN || error == -ETOOMANYREFS; }
+int peer_try_send_descriptor(struct peer *peer, const unsigned char token[16], int descriptor)
+{
+    pthread_mutex_lock(&registry.lock);
+    int error = peer_send_descriptor_now(peer, token, descriptor);
+    pthread_mutex_unlock(&registry.lock);
+    return send_error_is_temporary(error) ? -EAGAIN : error;
+}
+/* Fails with the meaning of a -errno of sending a descriptor to the process `other`. */
+static tutti_status peer_explain_send_error(const struct identity *other, int error)
+{
+    unsigned long long pid = other->pid;
+    if (error == -EPIPE || error == -ECONNRESET)
+        return status_fail(TUTTI_PEER_LOST, "process %llu on %.40s is gone", pid, other->host);
+    if (error == -EAGAIN)
+        return status_fail(TUTTI_TIMEOUT, "process %llu on %.40s does not read: it is stopped", pid, other->host);
+    if (error == -ETOOMANYREFS)
+        return status_fail(TUTTI_TIMEOUT,
+            "cannot send a file descriptor to process %llu on %.40s: more are on their way between processes of this "
+            "user than one process may open (see ulimit -n)",
+            pid, other->host);
+    return status_fail(TUTTI_SYSTEM, "cannot send a file descriptor to process %llu on %.40s: %s", pid, other->host,
+        strerror(-error));
+}
 tutti_status peer_send_descriptor(struct peer *peer, const unsigned char token[16], int descriptor)
 {
     int64_t deadline_ms = clock_ms() + SEND_MS;
-    int error = -EAGAIN;
+    int error;
     pthread_mutex_lock(&registry.lock);
-    while (error == -EAGAIN && peer->state == OPEN && clock_ms() < deadline_ms) {
-        error = peer_send_packet(peer, DESCRIPTOR, token, descriptor);
-        /* Too many descriptors are on their way between processes of this user. */
-        if (error == -ETOOMANYREFS) error = -EAGAIN;
-        if (error == -EAGAIN) registry_wait(clock_ms() + RETRY_MS);
-    }
-    bool gone = peer->state != OPEN || error == -EPIPE || error == -ECONNRESET;
+    while (send_error_is_temporary(error = peer_send_descriptor_now(peer, token, descriptor))
+        && clock_ms() < deadline_ms)
+        registry_wait(clock_ms() + RETRY_MS);
     struct identity other = peer->identity;
     pthread_mutex_unlock(&registry.lock);
-    unsigned long long pid = other.pid;
-    if (!error) return TUTTI_OK;
-    if (gone) return status_fail(TUTTI_PEER_LOST, "process %llu on %.40s is gone", pid, other.host);
-    if (error == -EAGAIN)
-        return status_fail(TUTTI_TIMEOUT, "process %llu on %.40s does not read: it is stopped", pid, other.host);
-    return status_fail(TUTTI_SYSTEM, "cannot send a file descriptor to process %llu on %.40s: %s", pid, other.host,
-        strerror(-error));
+    return error ? peer_explain_send_error(&other, error) : TUTTI_OK;
 }
 tutti_status peers_await_descriptor(const unsigned char token[16], int64_t deadline_ms, int *out)
 {
     pthread_mutex_lock(&registry.lock);
     int descriptor = -1;
-    bool has_arrived = registry_take_early_descriptor(token, &descriptor);
-    while (!has_arrived && clock_ms() < deadline_ms) {
+    bool has_arrived = registry_take_early_descriptor(token, &descriptor), is_refused = false;
+    while (!has_arrived && !(is_refused = registry_has_refused(token)) && clock_ms() < deadline_ms) {
         registry_wait(deadline_ms);
         has_arrived = registry_take_early_descriptor(token, &descriptor);
     }
     pthread_mutex_unlock(&registry.lock);
+    if (is_refused) return status_fail(TUTTI_SYSTEM, "another rank of this process has ended the wait for the file");
     if (!has_arrived) return TUTTI_TIMEOUT;
     if (descriptor < 0)
         return status_fail(TUTTI_SYSTEM,
-            "shared memory arrived without its file descriptor: too many open files? see ulimit -n; or more than %d "
-            "arrived after it that this process has not requested yet",
+            "shared memory arrived without its file descriptor: its sender could not send it, or too many open files "
+            "in this process (see ulimit -n), or more than %d arrived after it that this process has not requested yet",
             MOST_OPEN_EARLY_FDS);
     *out = descriptor;
     return TUTTI_OK;

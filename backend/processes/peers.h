@@ -41,12 +41,15 @@ struct read_source peer_memory_source(const struct peer *peer, uint64_t nonce_at
 /* Sends a file descriptor to that process, which finds it under `token`. With -1 its wait ends with an error.
    PEER_LOST; TIMEOUT if the process does not read. */
 tutti_status peer_send_descriptor(struct peer *peer, const unsigned char token[16], int descriptor);
+/* Does peer_send_descriptor without waiting and without an error text. Returns 0, -EAGAIN if it may be tried again, or
+   another -errno. */
+int peer_try_send_descriptor(struct peer *peer, const unsigned char token[16], int descriptor);
 /* Waits for the file descriptor that any process sent under `token`, and sets *out to it. The caller closes it. TIMEOUT
-   sets no error text, because the caller may wait on. SYSTEM: the descriptor was sent, but this process had no room for
-   it. */
+   sets no error text, because the caller may wait on. SYSTEM: a packet without a descriptor has arrived, because its
+   sender could not send it or this process had no room for it; or the token is refused. */
 tutti_status peers_await_descriptor(const unsigned char token[16], int64_t deadline_ms, int *out);
-/* Closes the descriptor that was sent under `token`, and one that arrives later, because no rank waits for it any more.
-   Only the latest 16 such tokens are recorded. */
+/* Closes the descriptor that was sent under `token`, and one that arrives later, because no rank needs it any more. A
+   rank that waits for it gets an error. Only the latest 16 such tokens are recorded. */
 void peers_refuse_descriptor(const unsigned char token[16]);
 
 /* Notifies all connected processes, and those that connect later, that a rank of this process could not join the group

@@ -110,7 +110,7 @@ static void early_descriptors_make_room(void)
         LOG(WARN, "%d file descriptors arrived that were not requested; from now on the oldest is closed",
             MOST_OPEN_EARLY_FDS);
 }
-static bool early_descriptor_is_refused(const unsigned char token[16])
+bool registry_has_refused(const unsigned char token[16])
 {
     const struct refused_descriptors *refused = &registry.refused;
     for (unsigned i = 0; i < MOST_REFUSED && i < refused->count; i++)
@@ -122,12 +122,14 @@ void registry_refuse_early_descriptor(const unsigned char token[16])
     int descriptor = -1;
     struct refused_descriptors *refused = &registry.refused;
     if (registry_take_early_descriptor(token, &descriptor)) descriptor_close(&descriptor);
+    if (registry_has_refused(token)) return;
     memcpy(refused->tokens[refused->count++ % MOST_REFUSED], token, sizeof *refused->tokens);
+    pthread_cond_broadcast(&registry.changed);
 }
 void registry_keep_early_descriptor(const unsigned char token[16], int descriptor)
 {
     int oldest_descriptor = -1;
-    if (registry_find_join_abort(token) || early_descriptor_is_refused(token)) {
+    if (registry_find_join_abort(token) || registry_has_refused(token)) {
         descriptor_close(&descriptor);
         return;
     }

@@ -86,6 +86,8 @@ void registry_keep_early_descriptor(const unsigned char token[16], int descripto
 bool registry_take_early_descriptor(const unsigned char token[16], int *out);
 /* Closes the descriptor that was sent under `token`, now if it has arrived, else when it arrives. */
 void registry_refuse_early_descriptor(const unsigned char token[16]);
+/* Returns true if that is recorded for `token`. */
+bool registry_has_refused(const unsigned char token[16]);
 /* Removes the pending connection with that index from the list and returns it. */
 struct pending_conn registry_take_pending_conn(int index);
 /* Records that the process `by` could not join a group, and closes a descriptor that was kept for the group. Returns

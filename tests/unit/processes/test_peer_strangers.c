@@ -236,6 +236,43 @@ static void test_hello_that_arrived_while_the_process_was_stopped_is_read(void *
     world_run(1, send_hello_when_time_is_over, 0);
     world_run(1, send_hello_with_one_connection_too_many, 0);
 }
+
+/* ---- a release while connecting ---- */
+/* This process also plays the process to which it connects. */
+static void release_before_the_answer(void)
+{
+    struct identity mine, other;
+    struct handshake h;
+    struct peer *peer;
+    char byte;
+    REQUIRE(world_acquire(&mine) == TUTTI_OK);
+    other = mine;
+    other.nonce[0] ^= 1;
+    int listener = socket_listen("peer", other.nonce);
+    REQUIRE(listener >= 0 && peer_acquire(&other, &world_key, &peer) == TUTTI_OK);
+    REQUIRE(peer_try_await(peer, clock_ms()) == -ETIMEDOUT);
+    await_input(listener);
+    int socket = socket_accept(listener);
+    REQUIRE(socket >= 0 && handshake_send_opening(&h, handshake_of_peers, socket) == 0);
+    await_input(socket);
+    REQUIRE(handshake_receive_hello(&h, other.nonce, socket) == 1);
+    peer_release(peer);
+    /* The other process counts the connection as open from here on. */
+    REQUIRE(handshake_send_answer(&h, HANDSHAKE_WELCOME, 0, socket) == 0);
+    REQUIRE(socket_receive(socket, &byte, 1, NULL) == -EAGAIN);
+    /* The next group uses this connection. */
+    REQUIRE(peer_acquire(&other, &world_key, &peer) == TUTTI_OK);
+    REQUIRE(peer_await(peer, clock_ms() + JOIN_MS) == TUTTI_OK && !peer_is_gone(peer));
+    peer_release(peer);
+    close(listener);
+    close(socket);
+    peers_release();
+}
+static void test_release_while_connecting_is_no_end_of_the_process(void **state)
+{
+    (void)state;
+    world_run(1, release_before_the_answer, 0);
+}
 unit_function test_peer_strangers;
 int test_peer_strangers(void)
 {
@@ -245,6 +282,7 @@ int test_peer_strangers(void)
         cmocka_unit_test(test_another_user_is_refused),
         cmocka_unit_test(test_connection_of_another_user_is_closed),
         cmocka_unit_test(test_wrong_proofs_are_refused),
+        cmocka_unit_test(test_release_while_connecting_is_no_end_of_the_process),
         cmocka_unit_test(test_hello_that_arrived_while_the_process_was_stopped_is_read),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

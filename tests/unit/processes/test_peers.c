@@ -276,7 +276,7 @@ static void receive_without_room(void)
         if (rank == 0) REQUIRE(peer_send_descriptor(peer, token, STDIN_FILENO) == TUTTI_OK);
         if (rank == 0) continue;
         REQUIRE(peers_await_descriptor(token, clock_ms() + JOIN_MS, &memory) == TUTTI_SYSTEM && memory == -1);
-        REQUIRE(strstr(status_detail(), "without its file descriptor: too many open files? see ulimit -n"));
+        REQUIRE(strstr(status_detail(), "or too many open files in this process (see ulimit -n), or"));
     }
     setrlimit(RLIMIT_NOFILE, &before);
     world_barrier(2);
@@ -293,6 +293,41 @@ static void test_descriptor_without_room_is_no_death(void **state)
 {
     (void)state;
     world_run(2, receive_without_room, 0);
+}
+/* A rank refuses one descriptor that has arrived, and one that arrives later. */
+static void refuse_descriptors(void)
+{
+    struct peer *peer;
+    unsigned char tokens[3][16];
+    int memory = -1;
+    world_join();
+    int expected = count_descriptors() + 1;
+    world_barrier(2);
+    REQUIRE(world_call(1 - rank, &peer) == TUTTI_OK);
+    REQUIRE(descriptors_settle_at(expected));
+    world_barrier(2);
+    for (int i = 0; i < 3; i++) make_token(tokens[i], 0, 1, 20 + i);
+    if (rank == 0) REQUIRE(peer_try_send_descriptor(peer, tokens[0], STDIN_FILENO) == 0);
+    if (rank == 1) REQUIRE(descriptors_settle_at(expected + 1));
+    for (int times = 0; times < 20 && rank == 1; times++)
+        for (int i = 0; i < 2; i++) peers_refuse_descriptor(tokens[i]);
+    world_barrier(2);
+    for (int i = 1; i < 3 && rank == 0; i++) REQUIRE(peer_try_send_descriptor(peer, tokens[i], STDIN_FILENO) == 0);
+    if (rank == 1) REQUIRE(peers_await_descriptor(tokens[2], clock_ms() + JOIN_MS, &memory) == TUTTI_OK);
+    if (rank == 1) close(memory);
+    for (int i = 0; i < 2 && rank == 1; i++) {
+        REQUIRE(peers_await_descriptor(tokens[i], INT64_MAX, &memory) == TUTTI_SYSTEM);
+        REQUIRE(strstr(status_detail(), "another rank of this process has ended the wait"));
+    }
+    REQUIRE(descriptors_settle_at(expected));
+    world_barrier(2);
+    peer_release(peer);
+    peers_release();
+}
+static void test_refused_descriptors_are_closed_and_not_awaited(void **state)
+{
+    (void)state;
+    world_run(2, refuse_descriptors, 0);
 }
 /* Each rank has aborted the join of a group before the two connect. They connect, and each learns of the other's
    abort. */
@@ -327,6 +362,7 @@ int test_peers(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_descriptor_without_room_is_no_death),
+        cmocka_unit_test(test_refused_descriptors_are_closed_and_not_awaited),
         cmocka_unit_test(test_aborted_joins_are_reported_to_later_peers),
         cmocka_unit_test(test_2_processes_connect_at_once),
         cmocka_unit_test(test_4_processes_connect_at_once),
