@@ -27,7 +27,7 @@
  *
  * If the group has formed, rank 0 writes the table of members before the result: under "<token>/members0",
  * "<token>/members1" and so on, in pieces of at most 4 MiB, because a store may refuse large values (torch's TCPStore
- * refuses more than 8 MiB). The result has no table since then, but still the key of the table, so that ranks of
+ * refuses more than 8 MiB). The result is stored under "<token>/table", which once held the table, so that ranks of
  * earlier versions read a MISMATCH there.
  *
  * A group that has formed leaves two keys, "r0" and "<token>/table". Each other rank removes its record when it has the
@@ -185,9 +185,10 @@ static tutti_status store_collect_records(const tutti_config *config, const stru
     if (is_rank_missing) return members_fail_absent(mine, table);
     return clock_ms() - began_ms > AGAIN_MS ? store_reread_records(store, mine, table) : TUTTI_OK;
 }
-/* Publishes the table of the members whose records have come, and sets *out to it. */
+/* Publishes the table of the members whose records have come, and sets *out to it. Adds the records that are in the
+   store to stored->size. */
 static tutti_status store_publish_table(const struct member_table_request *request, struct member *members,
-    struct shared_table **out, int *descriptor)
+    struct store_pieces *stored, struct shared_table **out, int *descriptor)
 {
     const struct member *mine = request->host.mine;
     /* The other ranks have the group's key from "r0". */
@@ -195,7 +196,7 @@ static tutti_status store_publish_table(const struct member_table_request *reque
     members_make_printable(members, mine->size);
     TRY(member_table_create(request, members, out, descriptor));
     const struct store_pieces pieces = { mine->size, STORE_PIECE_BYTES };
-    return store_put_table(request->store, mine, &pieces, shared_table_data(*out));
+    return store_put_table(request->store, mine, &pieces, shared_table_data(*out), &stored->size);
 }
 /* Rank 0: begins an attempt. */
 static tutti_status store_publish_first(const tutti_store *store, const struct statement *own)
@@ -221,12 +222,15 @@ static tutti_status store_publish_result(const struct member_table_request *requ
         free(members);
         return status;
     }
+    struct store_pieces stored = { 0, STORE_PIECE_BYTES };
     status = store_collect_records(config, own, why, request->host.deadline_ms, members);
-    if (status == TUTTI_OK) status = store_publish_table(request, members, out, descriptor);
+    if (status == TUTTI_OK) status = store_publish_table(request, members, &stored, out, descriptor);
     else free(members);
     join_result_decide(&result, status, mine->size);
     store_key_of_attempt(mine, "table", key);
     tutti_status put_status = store_put_value(store, key, &result, sizeof result);
+    /* No rank reads a table whose result is an error, or is not there. */
+    if (status != TUTTI_OK || put_status != TUTTI_OK) store_remove_table(config, mine, &stored);
     return status == TUTTI_OK ? put_status : status_repeat(status, result.detail);
 }
 /* Rank 0's part of joining through the store. */

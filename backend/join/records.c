@@ -66,12 +66,13 @@ static size_t store_pieces_find(const struct store_pieces *pieces, const struct 
     return (left < step ? left : step) * sizeof(struct member);
 }
 tutti_status store_put_table(const tutti_store *store, const struct member *first, const struct store_pieces *pieces,
-    const struct member *members)
+    const struct member *members, uint32_t *stored)
 {
     char key[STORE_KEY_BYTES];
-    for (uint32_t at = 0; at < pieces->size; at += store_pieces_step(pieces)) {
-        size_t bytes = store_pieces_find(pieces, first, at, key);
-        TRY(store_put_value(store, key, &members[at], bytes));
+    for (*stored = 0; *stored < pieces->size;) {
+        size_t bytes = store_pieces_find(pieces, first, *stored, key);
+        TRY(store_put_value(store, key, &members[*stored], bytes));
+        *stored += (uint32_t)(bytes / sizeof *members);
     }
     return TUTTI_OK;
 }

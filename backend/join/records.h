@@ -42,9 +42,9 @@ struct store_pieces { uint32_t size; size_t piece_bytes; };
 /* These three store, read and remove the table of members of the attempt that begins with rank 0's record `first`. Each
    piece is the value of a key: "<token>/members0", "<token>/members1" and so on. Reading makes no text printable.
    TIMEOUT of store_get_table: a piece does not exist. MISMATCH: a piece has another length. Pieces that the store
-   cannot remove are shortened to a byte. */
+   cannot remove are shortened to a byte. *stored is the number of records that are in the store. */
 tutti_status store_put_table(const tutti_store *store, const struct member *first, const struct store_pieces *pieces,
-    const struct member *members);
+    const struct member *members, uint32_t *stored);
 tutti_status store_get_table(const tutti_store *store, const struct member *first, const struct store_pieces *pieces,
     struct member *out);
 void store_remove_table(const tutti_config *config, const struct member *first, const struct store_pieces *pieces);

@@ -37,7 +37,7 @@ static void test_pieces_make_the_table(void **state)
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         struct pieces p = pieces_create(cases[i].size, cases[i].step);
         tutti_config config = { .store = p.api, .store_remove = store_remove };
-        assert_int_equal(store_put_table(&p.api, &p.first, &p.pieces, p.members), TUTTI_OK);
+        assert_int_equal(store_put_table(&p.api, &p.first, &p.pieces, p.members, &(uint32_t){ 0 }), TUTTI_OK);
         assert_int_equal(store_keys(p.store), cases[i].keys);
         for (int k = 0; k < cases[i].keys; k++) assert_true(p.store->entries[k].bytes <= cases[i].step * RECORD);
         assert_int_equal(store_get_table(&p.api, &p.first, &p.pieces, found), TUTTI_OK);
@@ -52,7 +52,7 @@ static void test_store_that_cannot_remove_keeps_little(void **state)
 {
     struct pieces p = pieces_create(20, 7);
     tutti_config config = { .store = p.api };
-    assert_int_equal(store_put_table(&p.api, &p.first, &p.pieces, p.members), TUTTI_OK);
+    assert_int_equal(store_put_table(&p.api, &p.first, &p.pieces, p.members, &(uint32_t){ 0 }), TUTTI_OK);
     store_remove_table(&config, &p.first, &p.pieces);
     assert_int_equal(store_keys(p.store), 3);
     for (int k = 0; k < 3; k++) assert_int_equal(p.store->entries[k].bytes, 1);
@@ -63,7 +63,7 @@ static void test_missing_or_invalid_piece_is_an_error(void **state)
 {
     struct member found[FEW_RECORDS];
     struct pieces p = pieces_create(20, 7);
-    assert_int_equal(store_put_table(&p.api, &p.first, &p.pieces, p.members), TUTTI_OK);
+    assert_int_equal(store_put_table(&p.api, &p.first, &p.pieces, p.members, &(uint32_t){ 0 }), TUTTI_OK);
     p.store->entries[1].bytes--;
     assert_int_equal(store_get_table(&p.api, &p.first, &p.pieces, found), TUTTI_MISMATCH);
     p.store->entries[1].bytes += 2;
@@ -134,13 +134,15 @@ static void test_lost_table_is_an_error_of_the_store(void **state)
 enum { KEPT_KEYS = 16 };
 struct crowd {
     struct member other;
+    /* The store refuses keys with this part, unless it is NULL. */
+    const char *refused;
     int count;
     struct { char key[64]; void *value; size_t bytes; } kept[KEPT_KEYS];
 };
 static tutti_status crowd_put(void *context, const char *key, const void *value, size_t bytes)
 {
     struct crowd *c = context;
-    if (bytes > LARGEST_VALUE) return TUTTI_SYSTEM;
+    if (bytes > LARGEST_VALUE || (c->refused && strstr(key, c->refused))) return TUTTI_SYSTEM;
     assert_in_range(c->count, 0, KEPT_KEYS - 1);
     snprintf(c->kept[c->count].key, sizeof c->kept[c->count].key, "%s", key);
     c->kept[c->count].value = calloc(1, bytes);
@@ -166,6 +168,41 @@ static tutti_status crowd_get(void *context, const char *key, void *value, size_
     *bytes = sizeof record;
     memcpy(value, &record, sizeof record);
     return TUTTI_OK;
+}
+static tutti_status crowd_remove(void *context, const char *key)
+{
+    struct crowd *c = context;
+    for (int i = 0; i < c->count; i++) {
+        if (strcmp(c->kept[i].key, key) != 0) continue;
+        free(c->kept[i].value);
+        c->kept[i] = c->kept[--c->count];
+        return TUTTI_OK;
+    }
+    return TUTTI_SYSTEM;
+}
+static void test_pieces_of_a_table_that_cannot_be_stored_are_removed(void **state)
+{
+    static const char *const refused[] = { "/members1", "/table" };
+    /* Their table has two pieces. */
+    enum { RANKS = 20000 };
+    for (size_t i = 0; i < sizeof refused / sizeof *refused; i++) {
+        struct way way = { .size = RANKS, .odd_rank = -1, .timeout_ms = JOIN_MS };
+        struct statement own = statement_of(&way, 0);
+        struct crowd crowd = { .other = statement_of(&way, 1).member, .refused = refused[i] };
+        struct shared_table *shared;
+        tutti_config config = {
+            .size = RANKS, .store = { &crowd, crowd_put, crowd_get }, .store_remove = crowd_remove
+        };
+        struct key_id key;
+        assert_int_equal(bootstrap_store(&config, &own.member, &own.terms, clock_deadline(JOIN_MS), &shared, &key),
+            TUTTI_SYSTEM);
+        assert_non_null(strstr(status_detail(), refused[i]));
+        for (int k = 0; k < crowd.count; k++) {
+            assert_null(strstr(crowd.kept[k].key, "/members"));
+            free(crowd.kept[k].value);
+        }
+    }
+    (void)state;
 }
 /* With one value for the result and the table, at most 36,157 ranks fit into 8 MiB. */
 static void test_group_forms_whose_table_is_larger_than_a_value(void **state)
@@ -202,6 +239,7 @@ int test_store_table(void)
         cmocka_unit_test(test_missing_or_invalid_piece_is_an_error),
         cmocka_unit_test(test_all_ranks_learn_that_the_store_refuses_the_table),
         cmocka_unit_test(test_lost_table_is_an_error_of_the_store),
+        cmocka_unit_test(test_pieces_of_a_table_that_cannot_be_stored_are_removed),
         cmocka_unit_test(test_group_forms_whose_table_is_larger_than_a_value),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
