@@ -1,5 +1,6 @@
-/* The decision of rank 0 about a new group, as it is sent: the table of all members, or a text about missing or
- * disagreeing ranks. Only the implementations of bootstrap.h use it. */
+/* The decision of rank 0 about a new group, as it is sent: that the group has formed, or a text about missing or
+ * disagreeing ranks. With a unique id the table of members follows it. Also the checks of records and the waits that
+ * the ways to form a group have in common. */
 #pragma once
 #include "backend/join/bootstrap.h"
 #include <stddef.h>
