@@ -244,8 +244,11 @@ static tutti_status store_run_rank0(const tutti_config *config, struct statement
     TRY(member_set_host_token(config, mine, key, deadline_ms, mine));
     const struct member_table_request request = member_table_request_make(config, mine, mine, key, deadline_ms);
     tutti_status status = store_publish_result(&request, config, own, why, out, &descriptor);
-    if (status == TUTTI_OK) host_table_send(&request.host, shared_table_data(*out), descriptor);
-    else if (descriptor >= 0) close(descriptor);
+    if (status == TUTTI_OK) {
+        status = host_table_send(&request.host, shared_table_data(*out), descriptor);
+        /* The other ranks have the result already. */
+        if (status != TUTTI_OK) peers_abort_join(mine->token);
+    } else if (descriptor >= 0) close(descriptor);
     member_release_host_token(mine, mine);
     return status;
 }

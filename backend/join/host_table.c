@@ -1,6 +1,7 @@
 /* The sender connects to all processes of its host at once, and sends to each one when it is connected. A receiver
- * waits while the sender lives, for at most half of the time that is left, so that it can still read the table. The
- * token under which a descriptor travels follows from the group's key. */
+ * waits while the sender lives, for at most half of the time that is left, so that it can still read the table. On the
+ * host of rank 0 the table exists before the result, so there it waits for a few seconds only. The token under which a
+ * descriptor travels follows from the group's key. A process takes at most one descriptor of a group. */
 #include "backend/join/host_table.h"
 #include "backend/base/clock.h"
 #include "backend/base/log.h"
@@ -12,11 +13,15 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <sys/mman.h>
+#include <time.h>
 #include <unistd.h>
 
 /* A receiver checks after each slice whether the join was cancelled or aborted, and after PROBE_MS whether the elected
    process still answers. A sender looks for connected processes after each round. */
 enum { SLICE_MS = 50, PROBE_MS = 1000, ROUND_MS = 5 };
+/* MOST_WAIT_MS is the longest wait of a sender, and of a receiver on the host of rank 0. Nobody sends the table to a
+   second process that has joined as some rank. */
+enum { MOST_WAIT_MS = 5000, PAUSE_NS = 1000000 };
 
 static size_t host_table_bytes(const struct host_table *host) { return host->mine->size * sizeof(struct member); }
 static bool member_shares_host(const struct member *a, const struct member *b)
@@ -32,19 +37,24 @@ enum host_table_role host_table_get_role(const struct host_table *host)
     return host_election_is_won(host->first->token) ? HOST_TABLE_READ_AND_SEND : HOST_TABLE_RECEIVE;
 }
 /* Derives the token under which the descriptor travels. Returns false if the key is unknown. */
-static bool host_table_derive_token(const struct host_table *host, unsigned char out[16])
+static bool table_token_derive(const struct key_id *key, const struct member *first, unsigned char out[16])
 {
     unsigned char derived[KEY_BYTES];
-    if (!group_key_derive(host->key, "tutti table", host->first->token, sizeof host->first->token, derived))
-        return false;
+    if (!group_key_derive(key, "tutti table", first->token, sizeof first->token, derived)) return false;
     memcpy(out, derived, 16);
     return true;
 }
-/* Returns the time at which a process stops waiting for others: the middle of the time that is left. */
-static int64_t host_table_limit_ms(const struct host_table *host)
+void host_table_refuse(const struct key_id *key, const struct member *first)
 {
-    int64_t now_ms = clock_ms();
-    return host->deadline_ms <= now_ms ? now_ms : now_ms + (host->deadline_ms - now_ms) / 2;
+    unsigned char token[16];
+    if (table_token_derive(key, first, token)) peers_refuse_descriptor(token);
+}
+/* Returns the time at which a process stops waiting for others: the middle of the time that is left, but at most
+   `most_ms` from now. */
+static int64_t host_table_limit_ms(const struct host_table *host, int64_t most_ms)
+{
+    int64_t now_ms = clock_ms(), left_ms = host->deadline_ms <= now_ms ? 0 : (host->deadline_ms - now_ms) / 2;
+    return now_ms + (left_ms < most_ms ? left_ms : most_ms);
 }
 /* Fails with ABORTED if the caller has cancelled the join. Sets *is_aborted if another process has aborted its join. */
 static tutti_status host_table_check_join(const struct host_table *host, bool *is_aborted)
@@ -90,14 +100,14 @@ void host_table_set(const struct host_table *host, struct member *members, struc
 }
 /* The processes to which the table is sent. An entry is NULL when that process has it or is gone. */
 struct host_receivers { struct peer **peers; int count; };
-/* Begins to connect to the other processes of this host, each once. */
+/* Begins to connect to the other processes of this host, each once. Without memory some are left out. */
 static void host_receivers_connect(const struct host_table *host, const struct member *members,
     struct host_receivers *out)
 {
     for (uint32_t r = 0; r < host->mine->size; r++) {
         struct peer *peer;
         if (!host_table_is_receiver(host, &members[r])) continue;
-        if (peer_acquire(&members[r].identity, host->key, &peer) != TUTTI_OK) return;
+        if (peer_acquire(&members[r].identity, host->key, &peer) != TUTTI_OK) continue;
         int known = 0;
         while (known < out->count && out->peers[known] != peer) known++;
         if (known < out->count) peer_release(peer);
@@ -107,48 +117,73 @@ static void host_receivers_connect(const struct host_table *host, const struct m
         }
     }
 }
+/* Returns true if an error of connecting or sending may pass: the other process has not answered or has no room, or
+   this process has too little memory or too many open files. */
+static bool receiver_error_is_temporary(int error)
+{
+    return error == -ETIMEDOUT || error == -EAGAIN || error == -EMFILE || error == -ENFILE || error == -ENOMEM
+        || error == -ENOBUFS;
+}
+/* Sends the descriptor to that process if it is connected by now. Returns false if it may be tried again. */
+static bool host_receiver_send(struct peer *peer, const unsigned char token[16], int descriptor)
+{
+    int error = peer_try_await(peer, clock_ms());
+    if (error) return !receiver_error_is_temporary(error);
+    error = peer_try_send_descriptor(peer, token, descriptor);
+    if (receiver_error_is_temporary(error)) return false;
+    /* A process that gets no descriptor reads the table. */
+    if (error && descriptor >= 0) peer_try_send_descriptor(peer, token, -1);
+    return true;
+}
 /* Sends the descriptor to the processes that are connected by now, and forgets those and the ones that are gone.
-   Returns a process that is still to be connected, or NULL. */
+   Returns a process to which it is still to be sent, or NULL. */
 static struct peer *host_receivers_send(struct host_receivers *receivers, const unsigned char token[16], int descriptor)
 {
     struct peer *left = NULL;
     for (int i = 0; i < receivers->count; i++) {
         struct peer *peer = receivers->peers[i];
         if (!peer) continue;
-        int error = peer_try_await(peer, clock_ms());
-        if (error == -ETIMEDOUT) { left = peer; continue; }
-        /* A process that gets no descriptor reads the table. */
-        if (!error && peer_send_descriptor(peer, token, descriptor) != TUTTI_OK && descriptor >= 0)
-            peer_send_descriptor(peer, token, -1);
+        if (!host_receiver_send(peer, token, descriptor)) { left = peer; continue; }
         peer_release(peer);
         receivers->peers[i] = NULL;
     }
     return left;
 }
-/* Sends the descriptor to all processes that can be reached in time. */
-static void host_receivers_serve(const struct host_table *host, struct host_receivers *receivers, int descriptor)
+/* Sends the descriptor to all processes that can be reached in time. Before it gives up, it sends once more to all that
+   are connected, so that they do not wait. ABORTED: the caller has cancelled the join. */
+static tutti_status host_receivers_serve(const struct host_table *host, struct host_receivers *receivers,
+    int descriptor)
 {
     unsigned char token[16];
-    bool is_aborted = false;
-    const int64_t limit_ms = host_table_limit_ms(host);
-    if (!host_table_derive_token(host, token)) return;
+    const int64_t limit_ms = host_table_limit_ms(host, MOST_WAIT_MS);
+    if (!table_token_derive(host->key, host->first, token)) return TUTTI_OK;
     for (struct peer *left; (left = host_receivers_send(receivers, token, descriptor)) != NULL;) {
-        if (host_table_check_join(host, &is_aborted) != TUTTI_OK || is_aborted || clock_ms() >= limit_ms) return;
+        bool is_aborted = false;
+        tutti_status status = host_table_check_join(host, &is_aborted);
+        if (status != TUTTI_OK || is_aborted || clock_ms() >= limit_ms) {
+            host_receivers_send(receivers, token, descriptor);
+            return status;
+        }
         peer_try_await(left, clock_ms() + ROUND_MS);
+        /* The process may be connected but have no room. */
+        nanosleep(&(struct timespec){ 0, PAUSE_NS }, NULL);
     }
+    return TUTTI_OK;
 }
-void host_table_send(const struct host_table *host, const struct member *members, int descriptor)
+tutti_status host_table_send(const struct host_table *host, const struct member *members, int descriptor)
 {
+    tutti_status status = TUTTI_OK;
     uint32_t most = host_table_count_receivers(host, members);
-    if (!most) return;
+    if (!most) return TUTTI_OK;
     struct host_receivers receivers = { memory_alloc_zeroed(most, sizeof *receivers.peers), 0 };
     if (receivers.peers) {
         host_receivers_connect(host, members, &receivers);
-        host_receivers_serve(host, &receivers, descriptor);
+        status = host_receivers_serve(host, &receivers, descriptor);
     }
     for (int i = 0; i < receivers.count; i++) peer_release(receivers.peers[i]);
     free(receivers.peers);
     if (descriptor >= 0) close(descriptor);
+    return status;
 }
 
 /* ---- receiving ---- */
@@ -182,14 +217,15 @@ static bool host_sender_is_alive(const struct host_table *host, struct host_send
 static tutti_status host_table_await_descriptor(const struct host_table *host, struct host_sender *sender,
     const unsigned char token[16], int *descriptor)
 {
-    const int64_t limit_ms = host_table_limit_ms(host);
+    bool is_on_first_host = member_shares_host(host->first, host->mine);
+    const int64_t limit_ms = host_table_limit_ms(host, is_on_first_host ? MOST_WAIT_MS : INT64_MAX);
     for (;;) {
         bool is_aborted = false;
         TRY(host_table_check_join(host, &is_aborted));
         /* A sender may have sent the table and ended since, so the descriptor is looked for after these questions. */
         bool is_alive = host_sender_is_alive(host, sender), is_late = clock_ms() >= limit_ms;
-        bool is_last = !is_alive || is_late || is_aborted;
-        tutti_status status = peers_await_descriptor(token, clock_ms() + (is_last ? 0 : SLICE_MS), descriptor);
+        /* The last look waits, too, because the watch thread may not have read the descriptor yet. */
+        tutti_status status = peers_await_descriptor(token, clock_ms() + SLICE_MS, descriptor);
         if (status != TUTTI_TIMEOUT) return status;
         if (is_aborted) return status_fail(TUTTI_PEER_LOST, "another process has aborted its join");
         if (!is_alive)
@@ -224,13 +260,14 @@ tutti_status host_table_receive(const struct host_table *host, const struct memb
     unsigned char token[16];
     int descriptor = -1;
     struct host_sender sender;
-    if (!host_table_derive_token(host, token)) return status_fail(TUTTI_INTERNAL, "the group's key is unknown");
-    TRY(host_sender_find(host, &sender));
-    tutti_status status = host_table_await_descriptor(host, &sender, token, &descriptor);
+    if (!table_token_derive(host->key, host->first, token))
+        return status_fail(TUTTI_INTERNAL, "the group's key is unknown");
+    tutti_status status = host_sender_find(host, &sender);
+    if (status == TUTTI_OK) status = host_table_await_descriptor(host, &sender, token, &descriptor);
     peer_release(sender.peer);
+    /* Another descriptor is not needed, and the next rank of this process must not wait for one. */
+    peers_refuse_descriptor(token);
     if (status == TUTTI_OK) status = host_table_map(host, descriptor, out);
-    /* Another one may still arrive. */
-    else peers_refuse_descriptor(token);
     if (status == TUTTI_OK || status == TUTTI_ABORTED) return status;
     LOG(WARN, "%s: rank %d reads the table of members itself: %s", host->mine->group, host->rank, status_detail());
     return status;

@@ -29,8 +29,13 @@ enum host_table_role host_table_get_role(const struct host_table *host);
    memfd now. Sets *descriptor to that memfd, or to -1 if this process does not send the table, or cannot make one. */
 void host_table_set(const struct host_table *host, struct member *members, struct shared_table *table, int *descriptor);
 /* Sends the descriptor to the other processes of this host if that is the part of this process, and closes it. With -1
-   they learn that they must read the table. A process that cannot be reached is left out. */
-void host_table_send(const struct host_table *host, const struct member *members, int descriptor);
-/* Waits for the table that another process sends, checks it, and sets *out to its mapping. ABORTED: the caller has
+   they learn that they must read the table. A process that cannot be reached is left out. ABORTED: the caller has
+   cancelled the join. */
+tutti_status host_table_send(const struct host_table *host, const struct member *members, int descriptor);
+/* Closes the descriptor of the group of rank 0, whose record `first` is, when it arrives, because no rank of this
+   process needs it. `key` is the id of the group's key. */
+void host_table_refuse(const struct key_id *key, const struct member *first);
+/* Waits for the table that another process sends, checks it, and sets *out to its mapping. Only the first call of
+   a process waits. ABORTED: the caller has
    cancelled the join. After any other error this process should read the table. */
 tutti_status host_table_receive(const struct host_table *host, const struct member **out);

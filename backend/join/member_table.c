@@ -11,7 +11,8 @@
 enum { SLICE_MS = 50 };
 
 /* ---- one process ---- */
-/* Makes a table without waiting for other processes, so another rank that makes it is soon done. */
+/* Returns true if another rank of this process has made the table, and false if this rank must make it. Waits while
+   another one makes it: it does not wait for other processes, so it is soon done. */
 static bool member_table_is_ready(struct shared_table *table)
 {
     enum shared_table_turn turn;
@@ -88,8 +89,7 @@ static tutti_status member_table_make(const struct member_table_request *request
         return status;
     }
     host_table_set(host, members, table, &descriptor);
-    host_table_send(host, shared_table_data(table), descriptor);
-    return TUTTI_OK;
+    return host_table_send(host, shared_table_data(table), descriptor);
 }
 /* Waits for the rank of this process that makes the table, or makes it. */
 static tutti_status member_table_await(const struct member_table_request *request, struct shared_table *table)

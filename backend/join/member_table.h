@@ -16,8 +16,8 @@ struct member_table_request {
 /* Makes the request of a rank whose config this is. The records and the key must stay valid. */
 struct member_table_request member_table_request_make(const tutti_config *config, const struct member *first,
     const struct member *mine, const struct key_id *key, int64_t deadline_ms);
-/* Rank 0: does member_table_keep, and sets *descriptor for host_table_send, which follows when the result is in the
-   store. */
+/* Rank 0: does member_table_keep, and sets *descriptor for host_table_send. The caller calls that when the result is in
+   the store. */
 tutti_status member_table_create(const struct member_table_request *request, struct member *members,
     struct shared_table **out, int *descriptor);
 /* The other ranks: gets the table from a rank of this process, from another process of this host, or from the store,

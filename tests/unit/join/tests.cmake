@@ -21,7 +21,9 @@ tutti_unit(join bootstrap transports)
 foreach(program unit_bootstrap test_bootstrap)
   target_link_libraries(${program} PRIVATE bootstrap_world)
 endforeach()
-tutti_unit(join host_table transports)
-target_sources(test_host_table PRIVATE ${join}/host_table.c ${join}/member_table.c ${join}/records.c ${join}/terms.c
-  ${join}/join_result.c)
-target_link_libraries(test_host_table PRIVATE peers_world)
+tutti_helper(table_world unit/join/table_world.c ${join}/host_table.c ${join}/member_table.c ${join}/records.c
+  ${join}/terms.c ${join}/join_result.c)
+foreach(name host_table table_waits)
+  tutti_unit(join ${name} transports)
+  target_link_libraries(test_${name} PRIVATE table_world peers_world)
+endforeach()
