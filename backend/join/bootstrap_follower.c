@@ -40,26 +40,44 @@ static tutti_status follower_read_result(struct follower *follower)
         "rank 0 of %s runs another version of tutti, or joins a group of %u ranks where this rank joins one of %u",
         follower->mine->group, follower->first.size, follower->mine->size);
 }
+/* Repeats the error of getting the table, or INVALID_ARGUMENT if rank 0 has shortened its result. Rank 0 removes the
+   table after that, and a store that cannot remove has one byte for each piece then. So another process has joined as
+   this rank. */
+static tutti_status follower_explain_lost_table(struct follower *follower, tutti_status status)
+{
+    char detail[STATUS_DETAIL_BYTES];
+    if (status != TUTTI_SYSTEM && status != TUTTI_MISMATCH) return status;
+    snprintf(detail, sizeof detail, "%s", status_detail());
+    tutti_status read_status = follower_read_result(follower);
+    return read_status == TUTTI_INVALID_ARGUMENT ? read_status : status_repeat(status, detail);
+}
+/* Notifies the other processes that this rank of the group has failed, so that they do not wait for it. A second
+   process that has joined as this rank (INVALID_ARGUMENT) is no member. */
+static void follower_abort_formed(const struct follower *follower, tutti_status status)
+{
+    if (status == TUTTI_OK || status == TUTTI_ABORTED || status == TUTTI_INVALID_ARGUMENT) return;
+    peers_abort_join(follower->first.token);
+}
 /* Gets the table of members, if the group has formed. */
 static tutti_status follower_get_table(struct follower *follower)
 {
-    char detail[STATUS_DETAIL_BYTES];
     if (follower->result.status != TUTTI_OK) return TUTTI_OK;
     TRY(join_result_apply(&follower->result, follower->mine));
     const int64_t until_ms = deadline_add_ms(follower->deadline_ms, GRACE_MS);
     const struct member_table_request request =
         member_table_request_make(follower->config, &follower->first, follower->mine, follower->key, until_ms);
-    tutti_status status = member_table_get(&request, &follower->table);
-    if (status != TUTTI_SYSTEM) return status;
-    /* Rank 0 removes the table after it has shortened the result. Then another process has joined as this rank. */
-    snprintf(detail, sizeof detail, "%s", status_detail());
-    tutti_status read_status = follower_read_result(follower);
-    return read_status == TUTTI_INVALID_ARGUMENT ? read_status : status_repeat(status, detail);
+    tutti_status status = follower_explain_lost_table(follower, member_table_get(&request, &follower->table));
+    follower_abort_formed(follower, status);
+    return status;
 }
-/* Leaves the election of this host, if this rank has joined it. */
+/* Leaves the election of this host, if this rank has joined it. Without the table it also refuses the one that another
+   process may send: the group may have formed after this rank gave up. */
 static void follower_leave_attempt(struct follower *follower)
 {
-    if (follower->has_host_token) member_release_host_token(&follower->first, follower->mine);
+    if (follower->has_host_token) {
+        member_release_host_token(&follower->first, follower->mine);
+        if (!follower->table) host_table_refuse(follower->key, &follower->first);
+    }
     follower->has_host_token = false;
 }
 /* Removes this rank's record and reason, which are not needed any more. */

@@ -1,4 +1,5 @@
 /* The bootstrap through a key-value store, in which groups that have ended, failed or died may have left records. */
+#include "backend/base/clock.h"
 #include "backend/control/lifetime.h"
 #include "backend/host/socket.h"
 #include "backend/join/records.h"
@@ -151,6 +152,31 @@ static void test_cancelled_rank_reports_to_rank_0(void **state)
     store_key_of_rank(&first.member, "why", 1, key);
     assert_int_equal(store_get_value(&store, key, NOW, sizeof why - 1, why, &bytes), TUTTI_OK);
     assert_string_equal(why, "its caller has cancelled the join");
+    free(s);
+    outcomes_destroy(outcomes);
+    (void)state;
+}
+/* The group may have formed before rank 1 gave up. Then another process of its host may send the table. */
+static void test_cancelled_rank_refuses_the_table(void **state)
+{
+    struct way way = {
+        .size = 2, .odd_rank = 1, .odd_cancels = cancels_after_its_answer, .timeout_ms = 3600000, .attempt = 2
+    };
+    struct outcome *outcomes = outcomes_create();
+    struct store *s = store_create();
+    struct identity mine;
+    struct late late = { .after_ms = 0 };
+    struct member first = statement_of(&way, 0).member;
+    unsigned char token[KEY_BYTES];
+    int none;
+    assert_int_equal(peers_acquire(&mine), TUTTI_OK);
+    store_put_first(s, &way);
+    late_start(&late, &way, 1, s, &outcomes[1]);
+    pthread_join(late.thread, NULL);
+    assert_int_equal(outcomes[1].status, TUTTI_ABORTED);
+    assert_true(group_key_derive(&late.rank.key, "tutti table", first.token, sizeof first.token, token));
+    assert_int_equal(peers_await_descriptor(token, clock_ms(), &none), TUTTI_SYSTEM);
+    peers_release();
     free(s);
     outcomes_destroy(outcomes);
     (void)state;
@@ -425,6 +451,7 @@ int test_bootstrap_store(void)
         cmocka_unit_test(test_rank_that_cannot_join_reports_to_the_next_attempt),
         cmocka_unit_test(test_cancelled_rank_does_not_wait_for_others),
         cmocka_unit_test(test_cancelled_rank_reports_to_rank_0),
+        cmocka_unit_test(test_cancelled_rank_refuses_the_table),
         cmocka_unit_test(test_error_names_a_store_that_fails),
         cmocka_unit_test(test_late_rank_0_is_not_called_missing),
         cmocka_unit_test(test_records_of_earlier_groups_are_ignored),

@@ -1,8 +1,10 @@
 /* The table of members goes through the store in pieces, because a store may refuse large values. */
 #include "backend/base/clock.h"
+#include "backend/control/lifetime.h"
 #include "backend/join/join_result.h"
 #include "backend/join/member_table.h"
 #include "backend/join/records.h"
+#include "backend/processes/peers.h"
 #include "tests/support/unit.h"
 #include "tests/unit/join/bootstrap_world.h"
 #include <stdlib.h>
@@ -130,6 +132,62 @@ static void test_lost_table_is_an_error_of_the_store(void **state)
     (void)state;
 }
 
+/* The group has formed, and rank 1 reads its table. The store cannot remove keys. */
+static bool is_second_process;
+static tutti_status get_all_but_table(void *context, const char *key, void *value, size_t capacity, size_t *bytes,
+    int64_t timeout_ms)
+{
+    const struct way way = { .size = 2, .odd_rank = -1 };
+    const struct member first = statement_of(&way, 0).member;
+    const tutti_config config = { .store = { context, store_put, store_get } };
+    if (strstr(key, "/members") && !is_second_process) return TUTTI_SYSTEM;
+    /* All ranks have joined: rank 0 shortens the result and the table. */
+    if (strstr(key, "/members")) bootstrap_shorten_result(&config, &first);
+    return store_get(context, key, value, capacity, bytes, timeout_ms);
+}
+/* Rank 1 joins a group that has formed, and cannot get its table. */
+static void join_without_table(struct outcome *outcome)
+{
+    struct way way = { .size = 2, .odd_rank = -1, .timeout_ms = JOIN_MS };
+    struct store *s = store_create();
+    struct member first = statement_of(&way, 0).member;
+    pthread_t thread;
+    struct join_result formed;
+    char key[STORE_KEY_BYTES];
+    store_put_first(s, &way);
+    struct rank late = { .way = &way, .rank = 1, .store = { s, store_put, get_all_but_table }, .outcome = outcome };
+    assert_int_equal(pthread_create(&thread, NULL, join_through, &late), 0);
+    while (store_keys(s) < 2) sleep_ms(1);
+    join_result_decide(&formed, TUTTI_OK, 2);
+    store_key_of_attempt(&first, "table", key);
+    store_put(s, key, &formed, sizeof formed);
+    pthread_join(thread, NULL);
+    free(s);
+}
+static void test_rank_that_cannot_get_the_table_aborts_the_join_of_all(void **state)
+{
+    struct way way = { .size = 2, .odd_rank = -1 };
+    struct member first = statement_of(&way, 0).member;
+    struct outcome *outcomes = outcomes_create();
+    struct identity mine, by;
+    assert_int_equal(peers_acquire(&mine), TUTTI_OK);
+    is_second_process = true;
+    join_without_table(&outcomes[1]);
+    assert_int_equal(outcomes[1].status, TUTTI_INVALID_ARGUMENT);
+    assert_non_null(strstr(outcomes[1].detail, "two processes have joined test group as rank 1: this process ("));
+    /* The second process of a rank does not disturb the group. */
+    assert_false(peers_join_is_aborted(first.token, &by));
+    is_second_process = false;
+    join_without_table(&outcomes[1]);
+    assert_int_equal(outcomes[1].status, TUTTI_SYSTEM);
+    assert_non_null(strstr(outcomes[1].detail, "the key-value store failed to return key "));
+    assert_true(peers_join_is_aborted(first.token, &by));
+    assert_memory_equal(&by, &mine, sizeof mine);
+    peers_release();
+    outcomes_destroy(outcomes);
+    (void)state;
+}
+
 /* A store that makes up the records of all ranks but 0, and keeps what rank 0 stores. */
 enum { KEPT_KEYS = 16 };
 struct crowd {
@@ -239,6 +297,7 @@ int test_store_table(void)
         cmocka_unit_test(test_missing_or_invalid_piece_is_an_error),
         cmocka_unit_test(test_all_ranks_learn_that_the_store_refuses_the_table),
         cmocka_unit_test(test_lost_table_is_an_error_of_the_store),
+        cmocka_unit_test(test_rank_that_cannot_get_the_table_aborts_the_join_of_all),
         cmocka_unit_test(test_pieces_of_a_table_that_cannot_be_stored_are_removed),
         cmocka_unit_test(test_group_forms_whose_table_is_larger_than_a_value),
     };
