@@ -356,6 +356,15 @@ static tutti_status id_join_rank0(const struct id_names *names, int rank, const 
     close(socket);
     return status;
 }
+/* Does member_table_keep for a group that has formed. If it fails, the other processes do not wait for this rank. */
+static tutti_status id_keep_table(struct member *members, struct shared_table **out)
+{
+    unsigned char token[sizeof members->token];
+    memcpy(token, members[0].token, sizeof token);
+    tutti_status status = member_table_keep(members, out);
+    if (status != TUTTI_OK) peers_abort_join(token);
+    return status;
+}
 tutti_status bootstrap_id(const tutti_unique_id *id, int rank, const struct member *mine, int64_t deadline_ms,
     struct shared_table **table, struct key_id *key)
 {
@@ -374,7 +383,7 @@ tutti_status bootstrap_id(const tutti_unique_id *id, int rank, const struct memb
     if (status == TUTTI_OK) members_make_printable(reply.table, own.size);
     if (status == TUTTI_OK) status = members_check_own(reply.table, rank, &own);
     *key = names.key;
-    if (status == TUTTI_OK) return member_table_keep(reply.table, table);
+    if (status == TUTTI_OK) return id_keep_table(reply.table, table);
     free(reply.table);
     return status;
 }

@@ -6,6 +6,7 @@
 #include "backend/host/socket.h"
 #include "backend/join/join_result.h"
 #include "backend/processes/handshake.h"
+#include "backend/processes/peers.h"
 #include "tests/support/unit.h"
 #include "tests/unit/join/bootstrap_world.h"
 #include <dirent.h>
@@ -75,20 +76,24 @@ static void test_builds_that_disagree_are_shown_to_all(void **state)
 }
 static void test_no_memory_is_an_error(void **state)
 {
-    struct way way = { .size = 1, .odd_rank = -1, .timeout_ms = JOIN_MS };
+    struct way way = { .size = 1, .odd_rank = -1, .timeout_ms = JOIN_MS, .attempt = 3 };
     struct member mine = member_of(&way, 0);
     struct shared_table *table;
     struct key_id key;
+    struct identity by;
     struct store *s = store_create();
     tutti_config config = { .store = { s, store_put, store_get } };
     tutti_unique_id id = { { 1 } };
     memory_fail_after(1);
     assert_int_equal(bootstrap_store(&config, &mine, &(struct terms){ 0 }, clock_deadline(JOIN_MS), &table, &key),
         TUTTI_NO_MEMORY);
-    for (int n = 1; n <= 3; n++) {
+    for (int n = 1; n <= 4; n++) {
         memory_fail_after(n);
+        assert_false(peers_join_is_aborted(mine.token, &by));
         assert_true(bootstrap_id(&id, 0, &mine, clock_deadline(JOIN_MS), &table, &key) != TUTTI_OK);
     }
+    /* The last failure came after the group had formed. */
+    assert_true(peers_join_is_aborted(mine.token, &by));
     memory_fail_after(0);
     free(s);
     (void)state;
