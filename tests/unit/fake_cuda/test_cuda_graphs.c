@@ -34,11 +34,11 @@ static void add_run(struct fake_cuda_launch *launch)
 static void add_launch(CUstream stream, CUdeviceptr memory, uint32_t value)
 {
     const struct fake_cuda_kernel kernel = { "add", add_run, { sizeof(CUdeviceptr), sizeof(uint32_t) } };
-    CUmodule module;
+    static CUmodule module;
     CUfunction function;
     void *parameters[] = { &memory, &value };
     fake_cuda_register_kernel(&kernel);
-    expect_success(cuModuleLoadData(&module, ""));
+    if (!module) expect_success(cuModuleLoadData(&module, ""));
     expect_success(cuModuleGetFunction(&function, module, "add"));
     expect_success(cuLaunchKernel(function, 1, 1, 1, 1, 1, 1, 0, stream, parameters, NULL));
 }
@@ -90,6 +90,7 @@ static void graph_reads_host(int peer)
         expect_success(cuStreamSynchronize(stream));
         expect_true(*pinned == pageable);
     }
+    expect_success(cuGraphExecDestroy(exec));
 }
 static void test_copies_read_the_host_at_each_launch(void **state)
 {
@@ -114,6 +115,7 @@ static void branches_run(bool waits)
     CUgraphExec exec = capture_end(stream);
     for (int i = 0; i < 5; i++) expect_success(cuGraphLaunch(exec, stream));
     expect_success(cuCtxSynchronize());
+    expect_success(cuGraphExecDestroy(exec));
     if (waits) expect_true(word_at(memory) == 2);
 }
 static void branches_ordered(int peer)

@@ -315,6 +315,7 @@ static void ranks_refuse_streams(struct stream_rank *rank)
     expect_true(case_try_on_stream(rank, &run, captured) == TUTTI_UNSUPPORTED && status_is_refusal());
     detail_expect("captured");
     expect_success(cuStreamEndCapture(captured, &graph));
+    expect_success(cuGraphDestroy(graph));
     /* No context can become current. */
     CUcontext own;
     expect_success(cuCtxPopCurrent_v2(&own));

@@ -170,6 +170,9 @@ static void ranks_lose_a_device(struct stream_rank *rank)
     ranks_meet(rank);
     expect_true(stream_site_poll_group(rank->site) == TUTTI_SYSTEM);
     detail_expect("rank 0 of this host");
+    /* The memory of a lost device cannot be freed. */
+    plan_finish(&run.plan);
+    free(run.sent);
 }
 static void test_a_fault_of_a_device_fails_the_group(void **state)
 {
