@@ -128,7 +128,9 @@ static bool windows_close(tutti_comm *comm, struct tutti_window *w)
 }
 bool windows_take_out(tutti_comm *comm, struct tutti_window *w)
 {
-    return !atomic_load(&w->attached) || (window_cancel_revocations(w, comm->router) & windows_close(comm, w));
+    if (!atomic_load(&w->attached)) return true;
+    bool cancelled = window_cancel_revocations(w, comm->router);
+    return windows_close(comm, w) && cancelled;
 }
 /* Returns how many messages to rank `peer` arrive although this rank frees its window now: all before the first that is
    under way. */
