@@ -13,6 +13,7 @@ from datetime import timedelta
 from types import ModuleType
 from typing import Any
 
+COUNT_TAG = 0x7463_6e74                     # of the messages with counts of groups
 _replacing = threading.local()
 """`made`: the extension's group that the next init_process_group of this thread gets from make_group(), or None."""
 
@@ -65,15 +66,27 @@ def update_torch_tables(group: Any, backends: list[Any]) -> None:
     backends of the group; does nothing if there are none."""
     if not backends:
         return
-    import torch
-    from torch.distributed import AllreduceOptions, ReduceOp
     world = _c10d()._world
     world.pg_group_ranks[group or world.default_pg] = {rank: rank for rank in range(backends[0].size())}
-    options = AllreduceOptions()
-    options.reduceOp = ReduceOp.MAX
-    count = torch.tensor([world.group_count])
-    backends[0].allreduce([count], options).wait()
-    world.group_count = int(count)
+    world.group_count = _highest_count(backends[0], world.group_count)
+
+
+def _highest_count(backend: Any, count: int) -> int:
+    """Returns the highest count of all ranks of the group. Collective. The counts travel by messages, because other
+    threads of a rank may already call collectives in the group."""
+    import torch
+    others = range(1, backend.size())
+    counts = torch.full((backend.size(), 1), count)
+    if backend.rank() > 0:
+        backend.send([counts[0]], 0, COUNT_TAG).wait()
+        backend.recv([counts[0]], 0, COUNT_TAG).wait()
+        return int(counts[0])
+    for work in [backend.recv([counts[rank]], rank, COUNT_TAG) for rank in others]:
+        work.wait()
+    highest = counts.max(0).values
+    for work in [backend.send([highest], rank, COUNT_TAG) for rank in others]:
+        work.wait()
+    return int(highest)
 
 
 def make_group(group_class: Any, options: Any, timeout: timedelta, group_options: Any) -> Any:

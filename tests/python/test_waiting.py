@@ -28,9 +28,10 @@ def asleep(world, what):
     return {name: count - before[name] for name, count in tutti.waiting().items()}
 
 
-def test_rank_that_waits_long_yields_and_sleeps(shared):
+def test_rank_that_waits_long_sleeps(shared):
+    """Beside other programs that want its core it does not yield before."""
     waited = shared(2).run(asleep, "test_waiting")[1]
-    assert waited["yields"] > 0 and waited["sleeps"] > 0 and waited["asleep_ns"] > 0, waited
+    assert waited["sleeps"] > 0 and waited["asleep_ns"] > 0, waited
     assert waited["late"] <= waited["timed_out"] <= waited["sleeps"], waited
 
 
