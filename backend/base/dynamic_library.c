@@ -1,6 +1,7 @@
 /* A rejected library stays open: what its constructors have changed in the process would stay anyway. */
 #include "backend/base/dynamic_library.h"
 #include <dlfcn.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -17,6 +18,14 @@ static void *library_open_path(struct dynamic_library *library, const char *path
     const char *why = dlerror();
     dynamic_library_record_problem(library, path, why ? why : "it cannot be opened");
     return NULL;
+}
+void dynamic_library_open_once(struct dynamic_library *library, void (*open)(const char *paths), const char *paths)
+{
+    static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+    pthread_mutex_lock(&lock);
+    if (!library->was_opened) open(paths);
+    library->was_opened = true;
+    pthread_mutex_unlock(&lock);
 }
 bool dynamic_library_open_one(struct dynamic_library *library, const char *path,
     bool (*accept)(void *opened, const char *path))

@@ -7,7 +7,11 @@ struct dynamic_library {
     char name[256];
     /* The paths that were rejected, each with its reason. */
     char problem[600];
+    bool was_opened;
 };
+/* Calls open(paths) in the first call for this library. A call on another thread waits for it, and later calls do
+   nothing. */
+void dynamic_library_open_once(struct dynamic_library *library, void (*open)(const char *paths), const char *paths);
 /* Opens the paths of a list, separated by colons, until accept() returns true for the handle of one. accept() sets the
    name, or records a problem and returns false. Returns true if a library was accepted. */
 bool dynamic_library_open_first(struct dynamic_library *library, const char *paths,

@@ -68,16 +68,10 @@ static bool driver_accept(void *opened, const char *path)
     else snprintf(library.name, sizeof library.name, "%.255s", path);
     return !problem[0];
 }
-static const char *paths_to_try;
-static void driver_load_once(void) { dynamic_library_open_first(&library, paths_to_try, driver_accept); }
+static void driver_open(const char *paths) { dynamic_library_open_first(&library, paths, driver_accept); }
 tutti_status cuda_driver_load(const char *paths)
 {
-    static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-    static pthread_once_t once = PTHREAD_ONCE_INIT;
-    pthread_mutex_lock(&lock);
-    paths_to_try = paths;
-    pthread_once(&once, driver_load_once);
-    pthread_mutex_unlock(&lock);
+    dynamic_library_open_once(&library, driver_open, paths);
     if (library.name[0]) return TUTTI_OK;
     return status_fail(TUTTI_UNSUPPORTED,
         "no usable CUDA driver of version %d.%d or later (%s): install NVIDIA's driver, or make the GPU visible to "

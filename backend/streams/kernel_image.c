@@ -3,13 +3,11 @@
 #include "backend/streams/kernel_image.h"
 #include "backend/base/dynamic_library.h"
 #include <dlfcn.h>
-#include <pthread.h>
 #include <stdio.h>
 #include <string.h>
 
 static struct dynamic_library library;
 static const void *image;
-static const char *paths_to_open;
 
 static bool image_library_accept(void *opened, const char *path)
 {
@@ -35,21 +33,16 @@ static void image_library_find_path(char *out, size_t bytes)
     const char *file = found ? own.dli_fname : "", *slash = strrchr(file, '/');
     snprintf(out, bytes, "%.*slibtutti_cuda.so", slash ? (int)(slash + 1 - file) : 0, file);
 }
-static void image_library_open_once(void)
+static void image_library_open(const char *paths)
 {
     char path[4096];
     image_library_find_path(path, sizeof path);
-    if (paths_to_open) dynamic_library_open_first(&library, paths_to_open, image_library_accept);
+    if (paths) dynamic_library_open_first(&library, paths, image_library_accept);
     else dynamic_library_open_one(&library, path, image_library_accept);
 }
 tutti_status stream_kernel_image_open(const char *paths, const void **out)
 {
-    static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-    static pthread_once_t once = PTHREAD_ONCE_INIT;
-    pthread_mutex_lock(&lock);
-    paths_to_open = paths;
-    pthread_once(&once, image_library_open_once);
-    pthread_mutex_unlock(&lock);
+    dynamic_library_open_once(&library, image_library_open, paths);
     *out = image;
     if (image) return TUTTI_OK;
     return status_fail(TUTTI_UNSUPPORTED,
