@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+from stages import compare_stages
 from training import flat
 
 from torch_tutti import zero
@@ -21,11 +22,10 @@ sys.path.append(str(next(Path(sys.prefix).glob("torchao==*"))))
 from torchao import optim
 
 STEPS = 6
-STAGES = ({"stage": 0}, {"stage": 1}, {"stage": 2}, {"stage": 3}, {"stage": 3, "hosts": "sharded"})
 OPTIMIZERS = {"AdamW8bit": optim.AdamW8bit, "AdamW4bit": optim.AdamW4bit, "AdamWFp8": optim.AdamWFp8}
 
 
-def network():
+def network(name):
     """Only tensors of at least 4,096 elements have quantized states."""
     torch.manual_seed(7)
     return nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 64))
@@ -51,7 +51,7 @@ def save_and_load(optimizer):
 
 def train(name, options):
     """Returns the parameters after training with zero, or with DistributedDataParallel if there are no options."""
-    model = network()
+    model = network(name)
     optimizer = OPTIMIZERS[name](model.parameters(), lr=0.01)
     if not options:
         trained = DistributedDataParallel(model)
@@ -68,17 +68,4 @@ def train(name, options):
         return flat(p.detach().clone() for p in model.parameters())
 
 
-def main():
-    torch.set_num_threads(1)
-    dist.init_process_group("tutti")
-    for name in OPTIMIZERS:
-        judge = train(name, {})
-        change = (judge - flat(network().parameters())).abs().max()
-        for options in STAGES:
-            difference = ((train(name, options) - judge).abs().max() / change).item()
-            if dist.get_rank() == 0:
-                print(f"RESULT {name} {' '.join(map(str, options.values()))} {difference:.3e}", flush=True)
-    dist.destroy_process_group()
-
-
-main()
+compare_stages(OPTIMIZERS, network, train)

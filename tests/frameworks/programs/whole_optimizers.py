@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
+from stages import compare_stages
 from training import flat
 from transformers import GPT2Config, GPT2LMHeadModel
 from transformers.optimization import Adafactor
@@ -18,7 +19,6 @@ from transformers.optimization import Adafactor
 from torch_tutti import zero
 
 WORDS, LENGTH, STEPS = 64, 16, 4
-STAGES = ({"stage": 0}, {"stage": 1}, {"stage": 2}, {"stage": 3}, {"stage": 3, "hosts": "sharded"})
 OPTIMIZERS = {
     "transformers.Adafactor": lambda parameters: Adafactor(parameters, weight_decay=0.01),
     "torch.Adafactor": lambda parameters: torch.optim.Adafactor(parameters, lr=0.01),
@@ -76,17 +76,4 @@ def train(name, options):
         return flat(p.detach().clone() for p in model.parameters())
 
 
-def main():
-    torch.set_num_threads(1)
-    dist.init_process_group("tutti")
-    for name in OPTIMIZERS:
-        judge = train(name, {})
-        change = (judge - flat(model_for(name).parameters())).abs().max()
-        for options in STAGES:
-            difference = ((train(name, options) - judge).abs().max() / change).item()
-            if dist.get_rank() == 0:
-                print(f"RESULT {name} {' '.join(map(str, options.values()))} {difference:.3e}", flush=True)
-    dist.destroy_process_group()
-
-
-main()
+compare_stages(OPTIMIZERS, model_for, train)
