@@ -102,34 +102,37 @@ static struct step *step_add(struct capture *capture, enum step_kind kind, unsig
     capture->graph->last = &step->next;
     return step;
 }
+/* Returns the capture of a stream with the lock held, or NULL without it. */
+static struct capture *capture_lock(CUstream stream)
+{
+    if (!stream_captures(stream)) return NULL;
+    pthread_mutex_lock(&lock);
+    if (stream->capture) return stream->capture;
+    pthread_mutex_unlock(&lock);
+    return NULL;
+}
 bool capture_add(CUstream stream, struct operation *operation)
 {
-    if (!stream_captures(stream)) return false;
-    pthread_mutex_lock(&lock);
-    struct capture *capture = stream->capture;
-    if (capture) {
-        struct step *step = step_add(capture, STEP_RUN, stream->branch);
-        step->operation = operation;
-        step->accesses = operation_undeclare(operation, &step->access_count);
-        capture->graph->operations++;
-        capture->seen[stream->branch][stream->branch]++;
-    }
+    struct capture *capture = capture_lock(stream);
+    if (!capture) return false;
+    struct step *step = step_add(capture, STEP_RUN, stream->branch);
+    step->operation = operation;
+    step->accesses = operation_undeclare(operation, &step->access_count);
+    capture->graph->operations++;
+    capture->seen[stream->branch][stream->branch]++;
     pthread_mutex_unlock(&lock);
-    return capture;
+    return true;
 }
 bool capture_record(CUstream stream, struct mark *out)
 {
-    if (!stream_captures(stream)) return false;
-    pthread_mutex_lock(&lock);
-    struct capture *capture = stream->capture;
-    if (capture) {
-        if (capture->graph->marks == MARKS) machine_full("events of a capture", MARKS);
-        *out = (struct mark){ capture->id, capture->graph->marks++ };
-        step_add(capture, STEP_RECORD, stream->branch)->mark = out->number;
-        memcpy(capture->marks[out->number], capture->seen[stream->branch], sizeof *capture->seen);
-    }
+    struct capture *capture = capture_lock(stream);
+    if (!capture) return false;
+    if (capture->graph->marks == MARKS) machine_full("events of a capture", MARKS);
+    *out = (struct mark){ capture->id, capture->graph->marks++ };
+    step_add(capture, STEP_RECORD, stream->branch)->mark = out->number;
+    memcpy(capture->marks[out->number], capture->seen[stream->branch], sizeof *capture->seen);
     pthread_mutex_unlock(&lock);
-    return capture;
+    return true;
 }
 static struct capture *capture_find(uint64_t id)
 {

@@ -7,8 +7,11 @@
 #include <pthread.h>
 
 /* ---- channels ---- */
-static bool readable(int descriptor, int ms) { return poll(&(struct pollfd){ descriptor, POLLIN, 0 }, 1, ms) == 1; }
-static void *acknowledge(void *cq)
+static bool descriptor_is_readable(int descriptor, int ms)
+{
+    return poll(&(struct pollfd){ descriptor, POLLIN, 0 }, 1, ms) == 1;
+}
+static void *event_acknowledge(void *cq)
 {
     usleep(20000);
     ibv_ack_cq_events(cq, 1);
@@ -23,10 +26,10 @@ static void test_an_armed_queue_sends_one_event(void **state)
     assert_int_equal(post(e[0].qp, &wr), 0);
     completion(e[0].cq);
     /* The queue was not armed. */
-    assert_false(readable(e[0].channel->fd, 20));
+    assert_false(descriptor_is_readable(e[0].channel->fd, 20));
     assert_int_equal(ibv_req_notify_cq(e[0].cq, 0), 0);
     for (int i = 0; i < 2; i++) assert_int_equal(post(e[0].qp, &wr), 0);
-    assert_true(readable(e[0].channel->fd, 20000));
+    assert_true(descriptor_is_readable(e[0].channel->fd, 20000));
     struct ibv_cq *cq;
     void *context;
     assert_int_equal(ibv_get_cq_event(e[0].channel, &cq, &context), 0);
@@ -39,7 +42,7 @@ static void test_an_armed_queue_sends_one_event(void **state)
     assert_int_equal(errno, EAGAIN);
     /* ibv_destroy_cq has to wait until this thread has acknowledged the event. */
     pthread_t thread;
-    assert_int_equal(pthread_create(&thread, NULL, acknowledge, e[0].cq), 0);
+    assert_int_equal(pthread_create(&thread, NULL, event_acknowledge, e[0].cq), 0);
     ends_finish(e);
     pthread_join(thread, NULL);
 }
@@ -53,10 +56,10 @@ static void test_only_solicited_completions_send_an_event(void **state)
     struct ibv_send_wr wr = request(1, IBV_WR_RDMA_WRITE_WITH_IMM, NULL, &e[1], 0);
     assert_int_equal(post(e[0].qp, &wr), 0);
     completion(e[1].cq);
-    assert_false(readable(e[1].channel->fd, 20));
+    assert_false(descriptor_is_readable(e[1].channel->fd, 20));
     wr.send_flags |= IBV_SEND_SOLICITED;
     assert_int_equal(post(e[0].qp, &wr), 0);
-    assert_true(readable(e[1].channel->fd, 20000));
+    assert_true(descriptor_is_readable(e[1].channel->fd, 20000));
     for (int i = 0; i < 2; i++) completion(e[0].cq);
     /* An event that was never taken is destroyed with its queue. */
     ends_finish(e);
@@ -74,7 +77,7 @@ static void test_completions_of_a_destroyed_pair(void **state)
         struct ibv_send_wr wr = request(6, IBV_WR_RDMA_WRITE, NULL, &e[1], 0);
         assert_int_equal(ibv_req_notify_cq(e[0].cq, 0), 0);
         assert_int_equal(post(e[0].qp, &wr), 0);
-        assert_true(readable(e[0].channel->fd, 20000));
+        assert_true(descriptor_is_readable(e[0].channel->fd, 20000));
         assert_int_equal(ibv_destroy_qp(e[0].qp), 0);
         e[0].qp = NULL;
         struct ibv_wc wc;
@@ -84,7 +87,7 @@ static void test_completions_of_a_destroyed_pair(void **state)
 }
 
 /* ---- datagrams ---- */
-static struct ibv_send_wr datagram(struct ibv_sge *sge, struct ibv_ah *ah, uint32_t qpn)
+static struct ibv_send_wr datagram_request(struct ibv_sge *sge, struct ibv_ah *ah, uint32_t qpn)
 {
     struct ibv_send_wr wr = { .sg_list = sge, .num_sge = 1, .opcode = IBV_WR_SEND, .send_flags = IBV_SEND_SIGNALED };
     wr.wr.ud.ah = ah;
@@ -100,7 +103,7 @@ static void test_a_datagram_arrives_behind_a_route_header(void **state)
     end_fill(&e[0], 0, 100, 6);
     struct ibv_sge sge = sge_of(&e[0], 0, 100), into = sge_of(&e[1], 0, 140);
     struct ibv_ah *ah = handle_to(&e[0], 1);
-    struct ibv_send_wr wr = datagram(&sge, ah, e[1].qp->qp_num);
+    struct ibv_send_wr wr = datagram_request(&sge, ah, e[1].qp->qp_num);
     assert_int_equal(post_receive(e[1].qp, 3, &into), 0);
     assert_int_equal(post(e[0].qp, &wr), 0);
     struct ibv_wc wc = completion(e[1].cq);
@@ -124,7 +127,7 @@ static uint64_t count_arrived_datagrams(const struct fake_faults *faults, uint32
     ends_init(e, IBV_QPT_UD);
     struct ibv_sge sge = sge_of(&e[0], 0, 8), into = sge_of(&e[1], 0, 48);
     struct ibv_ah *ah = handle_to(&e[0], 1);
-    struct ibv_send_wr wr = datagram(&sge, ah, e[1].qp->qp_num + other_pair);
+    struct ibv_send_wr wr = datagram_request(&sge, ah, e[1].qp->qp_num + other_pair);
     wr.wr.ud.remote_qkey = qkey;
     uint64_t before = fake_count(FAKE_DATAGRAMS);
     uint64_t all = before + fake_count(FAKE_DATAGRAMS_LOST) - fake_count(FAKE_DATAGRAMS_DOUBLED) + 20;

@@ -84,7 +84,7 @@ cudaError_t cudaRuntimeGetVersion(int *out)
     if (out) *out = CUDA_RUNTIME_VERSION;
     return runtime_leave(out ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE);
 }
-/* A name that the driver does not know is no error: `status` tells it. */
+/* For a name that the driver does not know it sets `status` and returns success. */
 cudaError_t cudaGetDriverEntryPointByVersion(const char *name, void **out, unsigned version, unsigned long long flags,
     CUdriverProcAddressQueryResult *status)
 {

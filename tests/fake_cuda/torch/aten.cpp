@@ -220,7 +220,7 @@ void operation_run(const c10::OperatorHandle &operation, Stack *stack)
     std::vector<const void *> places;
     for (auto &pair : turn.pairs) places.push_back(alias_place(pair.second));
     operation.redispatchBoxed(keys, stack);
-    /* What follows may allocate memory, which may wait for the stream. */
+    /* The turn ends first, because the code below may allocate memory, which may wait for the stream. */
     turn.end();
     for (size_t i = 0; i < places.size(); i++) argument_update(turn.pairs[i].first, turn.pairs[i].second, places[i]);
     for (size_t i = stack->size() - schema.returns().size(); i < stack->size(); i++)

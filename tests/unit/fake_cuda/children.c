@@ -7,7 +7,7 @@
 
 char child_said[1 << 16];
 
-static void settings_apply(const char *settings)
+void child_apply_settings(const char *settings)
 {
     char *text = settings ? strdup(settings) : NULL, *rest = text, *setting;
     while (rest && (setting = strsep(&rest, " "))) putenv(setting);
@@ -18,18 +18,19 @@ static pid_t child_start(child_body *body, const char *settings, int peer, int o
     fflush(NULL);
     pid_t child = fork();
     if (child) return child;
-    settings_apply(settings);
+    child_apply_settings(settings);
     close(other);
     dup2(said, STDERR_FILENO);
     alarm(600);
     body(peer);
     exit(0);
 }
-static int child_status(pid_t child)
+int child_status_code(int status) { return WIFEXITED(status) ? WEXITSTATUS(status) : CHILD_KILLED + WTERMSIG(status); }
+static int child_await_end(pid_t child)
 {
     int status;
     assert_int_equal(waitpid(child, &status, 0), child);
-    return WIFEXITED(status) ? WEXITSTATUS(status) : CHILD_KILLED + WTERMSIG(status);
+    return child_status_code(status);
 }
 int children_run(child_body *first, child_body *second, const char *settings)
 {
@@ -39,7 +40,7 @@ int children_run(child_body *first, child_body *second, const char *settings)
     pid_t b = second ? child_start(second, settings, peers[1], peers[0], said) : 0;
     close(peers[0]);
     close(peers[1]);
-    int status = child_status(a), other = b ? child_status(b) : 0;
+    int status = child_await_end(a), other = b ? child_await_end(b) : 0;
     ssize_t bytes = pread(said, child_said, sizeof child_said - 1, 0);
     child_said[bytes < 0 ? 0 : bytes] = 0;
     close(said);

@@ -13,6 +13,10 @@ typedef void child_body(int peer);
 int child_run(child_body *body, const char *settings);
 /* Runs two bodies in two processes. Returns the first status that is not 0. */
 int children_run(child_body *first, child_body *second, const char *settings);
+/* For other ways to run children: sets the variables of a list of settings; turns a status of wait() into what
+   child_run returns. */
+void child_apply_settings(const char *settings);
+int child_status_code(int status);
 /* The text that the last child, or both, wrote to standard error. */
 extern char child_said[1 << 16];
 /* Asserts that the bodies of one or two children end well, and prints what they said otherwise. */

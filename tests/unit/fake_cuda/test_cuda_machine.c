@@ -8,7 +8,7 @@
 
 enum { BYTES = 2 << 20, VALUE = 7 };
 static const char *const part_name = "FAKE_CUDA_TEST_PART";
-/* What the owner of memory sends: the memory, and an event behind its last write. */
+/* The owner of memory sends the memory, and an event behind its last write. */
 struct offer {
     CUipcMemHandle memory;
     CUipcEventHandle written;

@@ -71,7 +71,7 @@ static void test_threads_of_a_process_have_one_table(void **state)
 }
 
 /* ---- a sender that fails ---- */
-static void die(void) { raise(SIGKILL); }
+static void process_kill_itself(void) { raise(SIGKILL); }
 static void receive_after_death(void)
 {
     table_begin();
@@ -86,7 +86,7 @@ static void test_others_read_the_table_if_its_reader_dies(void **state)
     (void)state;
     is_elected = true;
     at_read_process = 1;
-    at_read = die;
+    at_read = process_kill_itself;
     table_run(receive_after_death, 1 << 1, 2);
 }
 static void wait_for_others(void)
@@ -121,7 +121,7 @@ static void receive_after_death_of_rank_0(void)
 {
     table_begin();
     table_connect_all();
-    if (rank == 0) die();
+    if (rank == 0) process_kill_itself();
     shared_table_leave(table_receive(rank));
     peers_release();
 }
@@ -182,7 +182,7 @@ static void test_table_that_cannot_be_sent_is_read_by_each(void **state)
 /* The files that process 0 sends in the place of a table. */
 enum forged { UNSEALED, WRITABLE, SHORT, SPARSE, UNPRINTABLE, FORGED };
 static enum forged forged;
-static int forge(void)
+static int table_forge(void)
 {
     int descriptor = -1, all = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE | F_SEAL_SEAL;
     struct member bad[RANKS];
@@ -208,7 +208,7 @@ static void receive_forged(void)
     int descriptors = table_connect_all();
     REQUIRE(group_key_derive(&world_key, "tutti table", first.token, sizeof first.token, token));
     if (rank == 0) {
-        int descriptor = forge();
+        int descriptor = table_forge();
         world_connect_all(peers);
         for (int p = 1; p < size; p++) REQUIRE(peer_send_descriptor(peers[p], token, descriptor) == TUTTI_OK);
         world_release_all(peers);

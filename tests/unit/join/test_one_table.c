@@ -78,7 +78,7 @@ static tutti_status rank_join(int rank, tutti_comm **out)
     return tutti_comm_init(out, &config);
 }
 /* Runs `body` as each rank, in processes. All but the failing one must exit with 0. */
-static void run(void (*body)(int rank))
+static void ranks_run(void (*body)(int rank))
 {
     pid_t children[RANKS];
     pthread_mutexattr_t between_processes;
@@ -115,11 +115,11 @@ static void test_no_process_reads_the_table_from_the_store(void **state)
 {
     (void)state;
     failing_rank = -1;
-    run(join_and_sum);
+    ranks_run(join_and_sum);
     assert_int_equal(shared->table_reads, 0);
     munmap(shared, sizeof *shared);
 }
-static void die(void) { raise(SIGKILL); }
+static void process_kill_itself(void) { raise(SIGKILL); }
 static void join_without_rank_0(int rank)
 {
     tutti_comm *comm;
@@ -132,8 +132,8 @@ static void test_death_of_rank_0_before_it_sends_the_table_is_an_error(void **st
 {
     (void)state;
     failing_rank = 0;
-    fail_rank = die;
-    run(join_without_rank_0);
+    fail_rank = process_kill_itself;
+    ranks_run(join_without_rank_0);
     assert_int_equal(shared->table_reads, RANKS - 1);
     munmap(shared, sizeof *shared);
 }

@@ -12,7 +12,7 @@
 enum { THREADS = 8, GENEROUS_MS = 60000 };
 static const unsigned char token[16] = "table", other_token[16] = "another table";
 
-static struct shared_table *enter(const unsigned char of[16])
+static struct shared_table *table_enter(const unsigned char of[16])
 {
     struct shared_table *table;
     assert_int_equal(shared_table_enter(of, &table), TUTTI_OK);
@@ -20,7 +20,7 @@ static struct shared_table *enter(const unsigned char of[16])
 }
 static void test_table_is_found_by_its_token(void **state)
 {
-    struct shared_table *first = enter(token), *second = enter(token), *other = enter(other_token);
+    struct shared_table *first = table_enter(token), *second = table_enter(token), *other = table_enter(other_token);
     assert_ptr_equal(first, second);
     assert_ptr_not_equal(first, other);
     assert_int_equal(shared_table_await(first, 0), SHARED_TABLE_YOURS);
@@ -34,7 +34,7 @@ static void test_table_is_found_by_its_token(void **state)
     assert_ptr_equal(shared_table_data(second), data);
     shared_table_leave(second);
     /* The last user has freed it. */
-    second = enter(token);
+    second = table_enter(token);
     assert_int_equal(shared_table_await(second, 0), SHARED_TABLE_YOURS);
     shared_table_give_up(second);
     shared_table_leave(second);
@@ -50,7 +50,7 @@ static void test_mapped_table_is_unmapped_with_its_last_user(void **state)
     assert_int_equal(memfd_create_constant(token, sizeof token, "a table", &descriptor), TUTTI_OK);
     assert_int_equal(memfd_map_constant(descriptor, sizeof token, "the group's", &mapped), TUTTI_OK);
     close(descriptor);
-    struct shared_table *table = enter(token);
+    struct shared_table *table = table_enter(token);
     assert_int_equal(shared_table_await(table, 0), SHARED_TABLE_YOURS);
     shared_table_set_mapped(table, mapped, sizeof token);
     assert_memory_equal(shared_table_data(table), token, sizeof token);
@@ -97,7 +97,7 @@ static void test_next_thread_makes_the_table_if_one_gives_up(void **state)
 }
 static void test_forked_child_reads_the_table_but_does_not_find_it(void **state)
 {
-    struct shared_table *table = enter(token);
+    struct shared_table *table = table_enter(token);
     int *data = memory_alloc_zeroed(1, sizeof *data), status = -1;
     *data = 42;
     assert_int_equal(shared_table_await(table, 0), SHARED_TABLE_YOURS);

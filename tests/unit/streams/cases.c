@@ -149,6 +149,12 @@ static void memory_compare(const struct stream_rank *rank, const struct case_run
         if (found[i] != expected[i]) case_fail(rank, run, i, what);
     free(found);
 }
+tutti_status case_try_sum(struct stream_rank *rank, struct case_run *run, CUstream stream)
+{
+    struct stream_operation operation = { &run->plan, run->input, run->output, run->given.count * sizeof(float),
+        run->given.tile_bytes, TUTTI_FLOAT32, TUTTI_SUM, 1 };
+    return stream_site_enqueue_operation(rank->site, &operation, stream, &run->number);
+}
 void case_free(struct case_run *run)
 {
     expect_success(cuMemFree_v2(run->memory));

@@ -27,6 +27,8 @@ bool algorithm_is_for_streams(const struct stream_rank *rank, const struct algor
 void case_prepare(const struct stream_rank *rank, const struct stream_case *given, struct case_run *out);
 /* Enqueues the case, and checks the bound of its calls. */
 void case_enqueue(struct stream_rank *rank, struct case_run *run, CUstream stream);
+/* Tries once to enqueue the case as a sum of float32. */
+tutti_status case_try_sum(struct stream_rank *rank, struct case_run *run, CUstream stream);
 /* Frees the tensors and the plan. */
 void case_free(struct case_run *run);
 /* Checks the output, and that an input that is not in place is unchanged; frees the case. */

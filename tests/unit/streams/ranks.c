@@ -36,11 +36,6 @@ void rank_await_end(int rank)
 {
     while (!(kill(shared->processes[rank], 0) && errno == ESRCH)) usleep(PAUSE_US);
 }
-static void settings_apply(const char *settings)
-{
-    char *text = settings ? strdup(settings) : NULL, *rest = text, *setting;
-    while (rest && (setting = strsep(&rest, " "))) putenv(setting);
-}
 static void expect_ok(tutti_status status)
 {
     if (status) fprintf(stderr, "status %d: %s\n", status, status_detail());
@@ -83,7 +78,7 @@ static pid_t rank_start(const struct ranks_setup *setup, int number, rank_body *
     pid_t child = fork();
     if (child) return child;
     struct stream_rank rank = { .rank = number, .ranks = setup->ranks };
-    settings_apply(setup->settings);
+    child_apply_settings(setup->settings);
     dup2(said, STDERR_FILENO);
     alarm(CHILD_SECONDS);
     shared->processes[number] = getpid();
@@ -101,7 +96,7 @@ int ranks_run(const struct ranks_setup *setup, rank_body *body)
     for (int i = 0; i < setup->ranks; i++) children[i] = rank_start(setup, i, body, said);
     for (int left = setup->ranks; left; left--) {
         pid_t ended = wait(&status);
-        int code = WIFEXITED(status) ? WEXITSTATUS(status) : CHILD_KILLED + WTERMSIG(status);
+        int code = child_status_code(status);
         for (int i = 0; i < setup->ranks; i++) {
             if (children[i] == ended) children[i] = 0;
             else if (code && !first && children[i]) kill(children[i], SIGKILL);
@@ -125,6 +120,20 @@ tutti_status rank_wait(struct stream_rank *rank, uint64_t number)
     tutti_status status;
     while ((status = stream_site_test_operation(rank->site, number)) == TUTTI_IN_PROGRESS) usleep(PAUSE_US);
     return status;
+}
+void rank_drain(struct stream_rank *rank)
+{
+    while (!stream_site_is_idle(rank->site)) {
+        stream_site_poll_group(rank->site);
+        usleep(PAUSE_US);
+    }
+    expect_success(cuCtxSynchronize());
+}
+void expect_detail(const char *text)
+{
+    if (strstr(status_detail(), text)) return;
+    fprintf(stderr, "the error lacks \"%s\": %s\n", text, status_detail());
+    expect_true(false);
 }
 uint64_t rank_enqueue(struct stream_rank *rank, const struct stream_operation *operation, CUstream stream)
 {

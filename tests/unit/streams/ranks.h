@@ -31,6 +31,10 @@ void rank_await_end(int rank);
 void rank_close(struct stream_rank *rank);
 /* Waits until an operation is done or fails. */
 tutti_status rank_wait(struct stream_rank *rank, uint64_t number);
+/* Polls until all streams of the rank have ended, also after a failure. */
+void rank_drain(struct stream_rank *rank);
+/* Ends the process with an error unless the text of the last error has this text. */
+void expect_detail(const char *text);
 /* Enqueues an operation, again and again while too many run. */
 uint64_t rank_enqueue(struct stream_rank *rank, const struct stream_operation *operation, CUstream stream);
 /* Builds a plan of private tensors; the process ends with an error if the algorithm has none. */

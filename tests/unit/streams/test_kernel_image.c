@@ -2,16 +2,10 @@
 #include "backend/base/dynamic_library.h"
 #include "backend/streams/kernel_image.h"
 #include "kernels/cuda/image.h"
-#include "tests/unit/fake_cuda/children.h"
+#include "tests/unit/streams/ranks.h"
 #include <dlfcn.h>
 #include <sys/stat.h>
 
-static void detail_expect(const char *text)
-{
-    if (strstr(status_detail(), text)) return;
-    fprintf(stderr, "the error lacks \"%s\": %s\n", text, status_detail());
-    expect_true(false);
-}
 static void third_path_opens(int peer)
 {
     (void)peer;
@@ -32,10 +26,10 @@ static void no_path_opens(int peer)
     expect_true(stream_kernel_image_open("libno-such-image.so:" IMAGE_EMPTY ":" IMAGE_OTHER, &image)
         == TUTTI_UNSUPPORTED);
     expect_true(!image);
-    detail_expect("libno-such-image.so: ");
-    detail_expect("it has no kernels");
-    detail_expect("its kernels are of other sources than this library");
-    detail_expect("ninja tutti_cuda");
+    expect_detail("libno-such-image.so: ");
+    expect_detail("it has no kernels");
+    expect_detail("its kernels are of other sources than this library");
+    expect_detail("ninja tutti_cuda");
 }
 /* No library of kernels lies beside the program of this test. */
 static void own_folder_has_none(int peer)
@@ -43,7 +37,7 @@ static void own_folder_has_none(int peer)
     (void)peer;
     const void *image;
     expect_true(stream_kernel_image_open(NULL, &image) == TUTTI_UNSUPPORTED);
-    detail_expect("/libtutti_cuda.so: ");
+    expect_detail("/libtutti_cuda.so: ");
 }
 static void test_unusable_libraries_are_errors_with_their_cause(void **state)
 {

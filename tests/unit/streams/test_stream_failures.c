@@ -17,21 +17,10 @@ static struct stream_case allreduce_case(size_t count, uint64_t seed)
         .slots = 2,
         .seed = seed };
 }
-/* Polls until the streams of this rank have ended. */
-static void rank_drain(struct stream_rank *rank)
-{
-    while (!stream_site_is_idle(rank->site)) {
-        stream_site_poll_group(rank->site);
-        usleep(PAUSE_US);
-    }
-    expect_success(cuCtxSynchronize());
-}
 /* Enqueues an operation, unless the group has failed before with this status. */
 static void case_enqueue_or_fail(struct stream_rank *rank, struct case_run *run, CUstream stream, tutti_status failure)
 {
-    struct stream_operation operation = { &run->plan, run->input, run->output, run->given.count * sizeof(float),
-        run->given.tile_bytes, TUTTI_FLOAT32, TUTTI_SUM, 1 };
-    tutti_status status = stream_site_enqueue_operation(rank->site, &operation, stream, &run->number);
+    tutti_status status = case_try_sum(rank, run, stream);
     expect_true(status == TUTTI_OK || status == failure);
 }
 /* The device copies as if there had been no failure. */
@@ -41,12 +30,6 @@ static void device_is_usable(void)
     expect_success(cuMemsetD32Async(memory, 7, 16, stream_new()));
     expect_success(cuCtxSynchronize());
     expect_true(word_at(memory) == 7);
-}
-static void detail_expect(const char *text)
-{
-    if (strstr(status_detail(), text)) return;
-    fprintf(stderr, "the error lacks \"%s\": %s\n", text, status_detail());
-    expect_true(false);
 }
 
 /* ---- ranks that do not come ---- */
@@ -71,7 +54,7 @@ static void ranks_lose_one(struct stream_rank *rank)
     rank_drain(rank);
     expect_true(stream_site_test_operation(rank->site, done.number) == TUTTI_OK);
     for (int i = 0; i < 3; i++) expect_true(stream_site_test_operation(rank->site, lost[i].number) == TUTTI_PEER_LOST);
-    detail_expect("rank 1 of this host");
+    expect_detail("rank 1 of this host");
     case_check(rank, &done);
     device_is_usable();
     uint64_t number;
@@ -195,13 +178,6 @@ static void test_plans_that_differ_are_disagreements(void **state)
 }
 
 /* ---- refusals ---- */
-static tutti_status case_try_on_stream(struct stream_rank *rank, const struct case_run *run, CUstream stream)
-{
-    uint64_t number;
-    struct stream_operation operation = { &run->plan, run->input, run->output, 4096, 1024, TUTTI_FLOAT32, TUTTI_SUM,
-        1 };
-    return stream_site_enqueue_operation(rank->site, &operation, stream, &number);
-}
 static tutti_status case_try(struct stream_rank *rank, const struct case_run *run, tutti_dtype dtype, tutti_op op)
 {
     uint64_t number;
@@ -224,7 +200,7 @@ static void ranks_refuse(struct stream_rank *rank)
     plan_finish(&run.plan);
     rank_plan(rank, collectives_find_algorithm(ALLREDUCE, "ring"), 0, 1, &run.plan);
     expect_true(case_try(rank, &run, TUTTI_FLOAT32, TUTTI_SUM) == TUTTI_UNSUPPORTED && status_is_refusal());
-    detail_expect("ring");
+    expect_detail("ring");
     size_t half = rank->site->half_bytes;
     rank->site->half_bytes = 128;
     plan_finish(&run.plan);
@@ -253,13 +229,13 @@ static void ranks_refuse_plans(struct stream_rank *rank)
         struct case_run run = { .plan = plans[i] };
         expect_true(plan_build_staging(&run.plan) == TUTTI_OK);
         expect_true(case_try(rank, &run, TUTTI_FLOAT32, TUTTI_SUM) == TUTTI_UNSUPPORTED && status_is_refusal());
-        detail_expect("they access tensors");
+        expect_detail("they access tensors");
         plan_finish(&run.plan);
     }
     struct case_run run = { .plan = plan };
     expect_true(plan_build_staging(&run.plan) == TUTTI_OK);
     expect_true(case_try(rank, &run, TUTTI_FLOAT32, TUTTI_PREMUL_SUM) == TUTTI_INVALID_ARGUMENT && status_is_refusal());
-    detail_expect("stage_inputs");
+    expect_detail("stage_inputs");
     plan_finish(&run.plan);
     rank_close(rank);
 }
@@ -284,7 +260,7 @@ static void rank_has_too_many_peers(struct stream_rank *rank)
                                         .one_rank = one_rank } };
             expect_true(plan_build_staging(&run.plan) == TUTTI_OK);
             expect_true(case_try(rank, &run, TUTTI_FLOAT32, TUTTI_SUM) == TUTTI_UNSUPPORTED && status_is_refusal());
-            detail_expect("17 sources");
+            expect_detail("17 sources");
             plan_finish(&run.plan);
         }
     }
@@ -307,20 +283,20 @@ static void ranks_refuse_streams(struct stream_rank *rank)
     device_use(1);
     CUstream other = stream_new();
     device_use(0);
-    expect_true(case_try_on_stream(rank, &run, (CUstream)(uintptr_t)4096) == TUTTI_SYSTEM && status_is_refusal());
-    detail_expect("CUDA_ERROR_INVALID_HANDLE");
-    expect_true(case_try_on_stream(rank, &run, other) == TUTTI_INVALID_ARGUMENT && status_is_refusal());
-    detail_expect("the primary context of device 0");
+    expect_true(case_try_sum(rank, &run, (CUstream)(uintptr_t)4096) == TUTTI_SYSTEM && status_is_refusal());
+    expect_detail("CUDA_ERROR_INVALID_HANDLE");
+    expect_true(case_try_sum(rank, &run, other) == TUTTI_INVALID_ARGUMENT && status_is_refusal());
+    expect_detail("the primary context of device 0");
     expect_success(cuStreamBeginCapture_v2(captured, CU_STREAM_CAPTURE_MODE_RELAXED));
-    expect_true(case_try_on_stream(rank, &run, captured) == TUTTI_UNSUPPORTED && status_is_refusal());
-    detail_expect("captured");
+    expect_true(case_try_sum(rank, &run, captured) == TUTTI_UNSUPPORTED && status_is_refusal());
+    expect_detail("captured");
     expect_success(cuStreamEndCapture(captured, &graph));
     expect_success(cuGraphDestroy(graph));
     /* No context can become current. */
     CUcontext own;
     expect_success(cuCtxPopCurrent_v2(&own));
     fake_cuda_fail("cuCtxPushCurrent", 1, false, CUDA_ERROR_INVALID_CONTEXT);
-    expect_true(case_try_on_stream(rank, &run, captured) == TUTTI_SYSTEM && status_is_refusal());
+    expect_true(case_try_sum(rank, &run, captured) == TUTTI_SYSTEM && status_is_refusal());
     expect_success(cuCtxPushCurrent_v2(own));
     case_enqueue(rank, &run, captured);
     expect_true(rank_wait(rank, run.number) == TUTTI_OK);
@@ -369,7 +345,7 @@ static void ranks_fail_to_launch(struct stream_rank *rank)
     if (rank->rank == 0) {
         fake_cuda_fail("cuLaunchKernel", 2, false, CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES);
         expect_true(case_try(rank, &run, TUTTI_FLOAT32, TUTTI_SUM) == TUTTI_SYSTEM);
-        detail_expect("cuLaunchKernel failed");
+        expect_detail("cuLaunchKernel failed");
     } else {
         case_enqueue_or_fail(rank, &run, stream_new(), TUTTI_SYSTEM);
         expect_true(rank_wait(rank, 1) == TUTTI_SYSTEM);

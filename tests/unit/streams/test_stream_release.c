@@ -11,28 +11,7 @@ static void case_prepare_sum(struct stream_rank *rank, struct case_run *out, siz
         0, 2, false, 1 };
     case_prepare(rank, &c, out);
 }
-static tutti_status case_try_once(struct stream_rank *rank, struct case_run *run, CUstream stream)
-{
-    struct stream_operation operation = { &run->plan, run->input, run->output, run->given.count * sizeof(float),
-        run->given.tile_bytes, TUTTI_FLOAT32, TUTTI_SUM, 1 };
-    return stream_site_enqueue_operation(rank->site, &operation, stream, &run->number);
-}
-static void detail_expect(const char *text)
-{
-    if (strstr(status_detail(), text)) return;
-    fprintf(stderr, "the error lacks \"%s\": %s\n", text, status_detail());
-    expect_true(false);
-}
 static uint64_t work_count(void) { return fake_cuda_count("cuStreamBatchMemOp") + fake_cuda_count("cuLaunchKernel"); }
-/* Polls until all streams of this rank have ended. */
-static void rank_drain(struct stream_rank *rank)
-{
-    while (!stream_site_is_idle(rank->site)) {
-        stream_site_poll_group(rank->site);
-        usleep(PAUSE_US);
-    }
-    expect_success(cuCtxSynchronize());
-}
 /* The failure of an operation must not end the one before it, which is on another stream and has not begun. */
 static void rank_fails_on_another_stream(struct stream_rank *rank, bool always)
 {
@@ -45,7 +24,7 @@ static void rank_fails_on_another_stream(struct stream_rank *rank, bool always)
     expect_success(cuStreamWaitValue32_v2(stream, (uintptr_t)word, 1, CU_STREAM_WAIT_VALUE_GEQ));
     case_enqueue(rank, &first, stream);
     fake_cuda_fail("cuStreamBatchMemOp", 1, always, CUDA_ERROR_INVALID_VALUE);
-    expect_true(case_try_once(rank, &second, stream_new()) == TUTTI_SYSTEM);
+    expect_true(case_try_sum(rank, &second, stream_new()) == TUTTI_SYSTEM);
     for (int i = 0; i < POLLS; i++, usleep(PAUSE_US)) {
         expect_true(stream_site_poll_group(rank->site) == TUTTI_SYSTEM);
         expect_true(!stream_site_is_idle(rank->site));
@@ -118,7 +97,7 @@ static void ranks_fill_the_queue(struct stream_rank *rank)
     case_prepare_sum(rank, &run, 100);
     uint64_t calls = work_count(), operations = 0;
     if (rank->rank == 0) {
-        while (case_try_once(rank, &run, stream) == TUTTI_OK) operations++;
+        while (case_try_sum(rank, &run, stream) == TUTTI_OK) operations++;
         expect_true(operations > 100 && work_count() - calls <= STREAM_CALLS);
     }
     ranks_meet(rank);
@@ -143,8 +122,8 @@ static void ranks_cut_large_messages(struct stream_rank *rank)
     expect_true(rank_wait(rank, run.number) == TUTTI_OK);
     size_t half = rank->site->half_bytes;
     rank->site->half_bytes = 8192;
-    expect_true(case_try_once(rank, &run, stream_new()) == TUTTI_UNSUPPORTED && status_is_refusal());
-    detail_expect("use larger slots or several operations");
+    expect_true(case_try_sum(rank, &run, stream_new()) == TUTTI_UNSUPPORTED && status_is_refusal());
+    expect_detail("use larger slots or several operations");
     rank->site->half_bytes = half;
     case_check(rank, &run);
     rank_close(rank);
@@ -163,13 +142,13 @@ static void ranks_lose_a_device(struct stream_rank *rank)
         case_enqueue(rank, &run, stream_new());
         fake_cuda_fail("cuStreamQuery", 1, true, CUDA_ERROR_LAUNCH_FAILED);
         expect_true(rank_wait(rank, run.number) == TUTTI_SYSTEM);
-        detail_expect("CUDA_ERROR_LAUNCH_FAILED");
+        expect_detail("CUDA_ERROR_LAUNCH_FAILED");
         expect_true(stream_site_is_idle(rank->site));
-        expect_true(case_try_once(rank, &run, stream_new()) == TUTTI_SYSTEM);
+        expect_true(case_try_sum(rank, &run, stream_new()) == TUTTI_SYSTEM);
     }
     ranks_meet(rank);
     expect_true(stream_site_poll_group(rank->site) == TUTTI_SYSTEM);
-    detail_expect("rank 0 of this host");
+    expect_detail("rank 0 of this host");
     /* The memory of a lost device cannot be freed. */
     plan_finish(&run.plan);
     free(run.sent);

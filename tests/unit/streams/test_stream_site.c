@@ -146,12 +146,6 @@ static tutti_status site_open_alone(int rank, struct stream_site **out)
     twin_register();
     return stream_site_create(&settings, out);
 }
-static void detail_expect(const char *text)
-{
-    if (strstr(status_detail(), text)) return;
-    fprintf(stderr, "the error lacks \"%s\": %s\n", text, status_detail());
-    expect_true(false);
-}
 /* Two processes exchange addresses; the test expects that neither can open the other's slots. */
 static void ranks_cannot_connect(int peer, int rank, const char *why)
 {
@@ -162,7 +156,7 @@ static void ranks_cannot_connect(int peer, int rank, const char *why)
     peer_send(peer, &addresses[rank], sizeof addresses[rank]);
     peer_receive(peer, &addresses[!rank], sizeof addresses[!rank]);
     expect_true(stream_site_connect_peers(site, addresses) != TUTTI_OK);
-    detail_expect(why);
+    expect_detail(why);
     stream_site_disconnect_peers(site);
     peer_send(peer, &rank, sizeof rank);
     peer_receive(peer, &rank, sizeof rank);
@@ -188,7 +182,7 @@ static void ranks_have_other_slots(int peer)
     for (int i = 0; i < RANKS; i++) expect_true(stream_site_export_address(site, &addresses[i]) == TUTTI_OK);
     addresses[1].half_bytes += 4096;
     expect_true(stream_site_connect_peers(site, addresses) == TUTTI_MISMATCH);
-    detail_expect("rank 0 has two halves of 524288 bytes of slots, but rank 1 of 528384");
+    expect_detail("rank 0 has two halves of 524288 bytes of slots, but rank 1 of 528384");
     stream_site_disconnect_peers(site);
     stream_site_destroy(site);
 }
@@ -208,10 +202,10 @@ static void creation_fails(int peer)
         fake_cuda_fail(calls[i], 1, false, CUDA_ERROR_OUT_OF_MEMORY);
         expect_true(site_open_alone(0, &site) == TUTTI_NO_MEMORY);
     }
-    detail_expect("slots on device 0");
+    expect_detail("slots on device 0");
     fake_cuda_fail("cuStreamBatchMemOp", 1, false, CUDA_ERROR_NOT_SUPPORTED);
     expect_true(site_open_alone(0, &site) == TUTTI_UNSUPPORTED);
-    detail_expect("device 0 or its driver has no stream memory operations");
+    expect_detail("device 0 or its driver has no stream memory operations");
     expect_true(site_open_alone(0, &site) == TUTTI_OK);
     stream_site_destroy(site);
 }

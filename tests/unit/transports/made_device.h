@@ -37,7 +37,7 @@ static struct ibv_mr *register_memory(struct ibv_pd *pd, void *at, size_t bytes,
     registered_bytes += bytes;
     return &r->mr;
 }
-static int deregister(struct ibv_mr *mr)
+static int memory_deregister(struct ibv_mr *mr)
 {
     regions--;
     registered_bytes -= mr->length;

@@ -45,7 +45,7 @@ static void in_a_process(void (*each)(void))
         alarm(SECONDS);
         verbs = (struct verbs_calls){ .ibv_get_device_name = device_name,
             .ibv_reg_mr = register_memory,
-            .ibv_dereg_mr = deregister,
+            .ibv_dereg_mr = memory_deregister,
             .ibv_reg_dmabuf_mr = register_dmabuf };
         each();
         registration_cache_destroy(r);
