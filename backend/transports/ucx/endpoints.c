@@ -31,7 +31,7 @@ struct ucx_endpoint *ucx_endpoint_find_by_number(uint64_t number)
 {
     struct ucx_endpoint *endpoint = *ucx_endpoint_bucket(number);
     while (endpoint && endpoint->number != number) endpoint = endpoint->next_of_bucket;
-    return endpoint;
+    return endpoint && endpoint->ep ? endpoint : NULL;
 }
 /* UCX calls this function when the connection of `endpoint` breaks. */
 static void ucx_on_endpoint_broken(void *endpoint, ucp_ep_h ep, ucs_status_t status)
@@ -198,15 +198,19 @@ static void ucx_handle_saved_handshake(struct fabric *fabric, const struct saved
     if (msg->header.kind == HELLO) ucx_handle_hello(fabric, &notice, msg->bytes - sizeof notice.handshake);
     else ucx_handle_opened(&notice);
 }
+/* Returns whether the handshake of the endpoint is still under way. */
+static bool ucx_endpoint_is_opening(struct endpoint *endpoint)
+{
+    return !endpoint->is_open && !endpoint_is_broken(endpoint) && ucx_endpoint_of(endpoint)->ep;
+}
 void ucx_advance_handshakes(struct fabric *fabric)
 {
     fabric->needs_poll = false;
     for (struct saved_msg *msg; (msg = saved_msgs_pop(&worker.handshakes)) != NULL; saved_msg_free(fabric, msg))
         ucx_handle_saved_handshake(fabric, msg);
     for (struct endpoint *endpoint = fabric->endpoints; endpoint; endpoint = endpoint->next) {
-        if (!endpoint->is_open && !endpoint_is_broken(endpoint))
-            ucx_endpoint_advance_handshake(fabric, ucx_endpoint_of(endpoint));
-        fabric->needs_poll |= !endpoint->is_open && !endpoint_is_broken(endpoint);
+        if (ucx_endpoint_is_opening(endpoint)) ucx_endpoint_advance_handshake(fabric, ucx_endpoint_of(endpoint));
+        fabric->needs_poll |= ucx_endpoint_is_opening(endpoint);
     }
 }
 

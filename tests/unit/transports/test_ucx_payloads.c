@@ -202,6 +202,23 @@ static void test_a_bye_counts_only_for_its_connection(void **state)
     receive_notice(&bye, bytes);
     assert_true(e->base.has_left);
 }
+/* UCX may deliver messages of a connection that this process has closed, for example while it closes another one. */
+static void test_messages_of_a_closed_connection_are_ignored(void **state)
+{
+    struct ucx_endpoint *e = connect_to(others);
+    struct other o = other_new(others);
+    struct notice notice;
+    (void)state;
+    pthread_mutex_lock(&ucx_fabric.lock);
+    ucx_endpoint_disconnect(&ucx_fabric, &e->base);
+    pthread_mutex_unlock(&ucx_fabric.lock);
+    o.end.peer_number = e->number;
+    for (enum kind_of_ucx kind = OPENED; kind <= BYE_HEARD; kind++)
+        receive_notice(&notice, notice_make(&o.fabric, &o.end, kind, &notice));
+    receive_whole((struct ucx_message){ { .comm = 5, .from = 1 }, e->number });
+    assert_false(e->base.has_left || e->base.is_open || e->has_bye_answer);
+    assert_int_equal(early(), 0);
+}
 
 /* ---- late completions ---- */
 enum { MANY = 200, BYTES = 60000 };
@@ -280,6 +297,7 @@ int test_ucx_payloads(void)
         cmocka_unit_test_setup_teardown(test_a_changed_hello_is_ignored, start, stop),
         cmocka_unit_test_setup_teardown(test_a_replayed_hello_is_ignored, start, stop),
         cmocka_unit_test_setup_teardown(test_a_bye_counts_only_for_its_connection, start, stop),
+        cmocka_unit_test_setup_teardown(test_messages_of_a_closed_connection_are_ignored, start, stop),
         cmocka_unit_test_setup(test_sends_may_complete_after_their_endpoints_have_closed, start),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
