@@ -230,16 +230,25 @@ bool host_election_is_won(const unsigned char token[16])
     pthread_mutex_unlock(&registry.lock);
     return is_won;
 }
+/* Connects to the elected process. Its socket's queue may be full, so this tries again until the deadline. Returns the
+   connection, or -errno. */
+static int host_election_connect_owner(const struct host_election *election, int64_t deadline_ms)
+{
+    int socket;
+    while ((socket = socket_connect("host", election->name)) == -EAGAIN && clock_ms() < deadline_ms)
+        nanosleep(&(struct timespec){ 0, RETRY_NS }, NULL);
+    return socket;
+}
 bool host_election_poll_owner(const unsigned char token[16], int64_t deadline_ms)
 {
     pthread_mutex_lock(&registry.lock);
     const struct host_election *found = host_election_find(token);
-    const struct host_election election = found ? *found : (struct host_election){ .listener = -1 };
-    int socket = !found || found->listener >= 0 ? -1 : socket_connect("host", election.name);
+    bool is_asking = found && found->listener < 0, is_won = found && !is_asking;
+    const struct host_election election = is_asking ? *found : (struct host_election){ .listener = -1 };
     pthread_mutex_unlock(&registry.lock);
-    if (election.listener >= 0) return true;
-    /* -EAGAIN: so many processes ask that the queue of the socket is full. */
-    if (socket < 0) return found && socket == -EAGAIN;
+    if (!is_asking) return is_won;
+    int socket = host_election_connect_owner(&election, deadline_ms);
+    if (socket < 0) return false;
     unsigned char owner[16];
     int error = host_election_await_answer(socket, &election, deadline_ms, owner);
     close(socket);

@@ -13,8 +13,8 @@ tutti_status host_election_join(const unsigned char token[16], const struct key_
 /* The next two are for a rank that has joined the election and not left it. This one returns true if this process was
    elected. */
 bool host_election_is_won(const unsigned char token[16]);
-/* Asks the elected process, and returns true if it answers by that time, or if so many processes ask that the queue of
-   its socket is full. Otherwise it has ended or left the election, or is stopped or too busy. */
+/* Asks the elected process, and returns true if it answers by that time. Otherwise it has ended or left the election,
+   or is stopped or too busy. While the queue of its socket is full this asks again. */
 bool host_election_poll_owner(const unsigned char token[16], int64_t deadline_ms);
 /* Leaves the election, and releases the name if this process owns it. Call it when all processes of the group have
    joined the election, or the attempt to form the group has failed. */

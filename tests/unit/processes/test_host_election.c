@@ -7,6 +7,7 @@
 #include "backend/processes/registry.h"
 #include "tests/support/unit.h"
 #include "tests/unit/processes/peers_world.h"
+#include <errno.h>
 #include <sched.h>
 #include <signal.h>
 #include <sys/wait.h>
@@ -269,6 +270,59 @@ static void test_stopped_owner_is_a_timeout(void **state)
     begin_test(7);
     world_run(1, join_while_the_owner_is_stopped, 0);
 }
+/* Connects to the election's socket until its queue is full. The connections stay in the queue after their ends. */
+static void fill_queue_of_owner(void)
+{
+    unsigned char name[KEY_BYTES];
+    int socket;
+    name_host(name);
+    while ((socket = socket_connect("host", name)) >= 0) close(socket);
+    REQUIRE(socket == -EAGAIN);
+}
+static void stop_and_await(pid_t process)
+{
+    siginfo_t stopped;
+    REQUIRE(kill(process, SIGSTOP) == 0);
+    REQUIRE(waitid(P_PID, (id_t)process, &stopped, WSTOPPED | WEXITED | WNOWAIT) == 0);
+    REQUIRE(stopped.si_code == CLD_STOPPED);
+}
+/* A child of process 0 is elected. Process 0 fills its queue while it is stopped, lets it continue, and kills it. */
+static void poll_an_owner_with_a_full_queue(void)
+{
+    enum { SHORT_MS = 100 };
+    unsigned char owner[16];
+    pid_t child = fork();
+    REQUIRE(child >= 0);
+    if (child == 0) {
+        struct identity mine;
+        REQUIRE(world_acquire(&mine) == TUTTI_OK);
+        election_join(owner);
+        world_barrier(2);
+        for (;;) pause();
+    }
+    struct identity mine;
+    REQUIRE(world_acquire(&mine) == TUTTI_OK);
+    world_barrier(2);
+    election_join(owner);
+    REQUIRE(!is_of_process(owner, &mine) && host_election_poll_owner(token, clock_ms() + JOIN_MS));
+    stop_and_await(child);
+    fill_queue_of_owner();
+    REQUIRE(!host_election_poll_owner(token, clock_ms() + SHORT_MS));
+    REQUIRE(kill(child, SIGCONT) == 0);
+    REQUIRE(host_election_poll_owner(token, clock_ms() + JOIN_MS));
+    stop_and_await(child);
+    fill_queue_of_owner();
+    REQUIRE(kill(child, SIGKILL) == 0 && waitpid(child, NULL, 0) == child);
+    REQUIRE(!host_election_poll_owner(token, clock_ms() + JOIN_MS));
+    host_election_leave(token);
+    peers_release();
+}
+static void test_owner_with_a_full_queue_is_alive_only_if_it_answers(void **state)
+{
+    (void)state;
+    begin_test(9);
+    world_run(1, poll_an_owner_with_a_full_queue, 0);
+}
 
 unit_function test_host_election;
 int test_host_election(void)
@@ -282,6 +336,7 @@ int test_host_election(void)
         cmocka_unit_test(test_another_user_is_another_host),
         cmocka_unit_test(test_another_network_namespace_is_another_host),
         cmocka_unit_test(test_stopped_owner_is_a_timeout),
+        cmocka_unit_test(test_owner_with_a_full_queue_is_alive_only_if_it_answers),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
