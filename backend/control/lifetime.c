@@ -39,6 +39,7 @@ static void registry_after_fork_child(void)
         descriptor_close(&peer->descriptor);
         peer->state = LEFT;
     }
+    registry_forget_peers();
     for (int i = 0; i < registry.pending_count; i++) close(registry.pending[i].descriptor);
     for (int i = 0; i < registry.early_count; i++) descriptor_close(&registry.early[i].descriptor);
     descriptor_close(&registry.listener);

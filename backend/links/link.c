@@ -19,12 +19,7 @@ void links_schedule_tick(int64_t at_ms)
 }
 
 /* ---- lifetime ---- */
-struct peer *link_find(const unsigned char nonce[16])
-{
-    for (struct peer *peer = registry.peers; peer; peer = peer->next)
-        if (peer->link && peer->state <= OPEN && nonce_equal(peer->identity.nonce, nonce)) return peer;
-    return NULL;
-}
+struct peer *link_find(const unsigned char nonce[16]) { return registry_find_kind(nonce, true); }
 void link_request_connect(struct peer *peer)
 {
     if (peer->state != CONNECTING) return;

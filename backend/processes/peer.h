@@ -52,8 +52,9 @@ struct peer {
     struct ctrl_queue unsent;
     /* True if a JOIN_ABORTED packet found no room. All of them are sent again. */
     bool owes_join_aborts;
-    /* The next peer of the registry. */
-    struct peer *next;
+    /* The next peer of the registry, the pointer to this one (NULL: the registry does not have it), and the next peer
+       of its index at the same place. */
+    struct peer *next, **at, *next_at_place;
 };
 /* Returns true if the peer has left or is lost. */
 static inline bool peer_is_over(const struct peer *peer) { return peer->state == LEFT || peer->state == LOST; }

@@ -4,10 +4,12 @@
 #include "backend/base/memory.h"
 #include "backend/base/text.h"
 #include <errno.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
 #include <unistd.h>
 
+enum { LEAST_ROOM = 64 };
 struct registry registry = { .lock = PTHREAD_MUTEX_INITIALIZER, .listener = -1, .poller = -1, .waker = -1 };
 
 bool nonce_equal(const unsigned char a[16], const unsigned char b[16]) { return memcmp(a, b, 16) == 0; }
@@ -53,11 +55,51 @@ void registry_refuse_connection(int descriptor, const char *why)
 }
 
 /* ---- lists of the registry ---- */
-struct peer *registry_find_peer(const unsigned char nonce[16])
+/* Returns the place of the index that has the peers with that nonce. Nonces are random. */
+static struct peer **registry_place_of(const unsigned char nonce[16])
 {
-    for (struct peer *peer = registry.peers; peer; peer = peer->next)
-        if (!peer->link && peer->state <= OPEN && nonce_equal(peer->identity.nonce, nonce)) return peer;
-    return NULL;
+    uint32_t number;
+    memcpy(&number, nonce, sizeof number);
+    return &registry.index.places[number & (registry.index.room - 1)];
+}
+struct peer *registry_find_kind(const unsigned char nonce[16], bool is_link)
+{
+    struct peer *peer = registry.index.count ? *registry_place_of(nonce) : NULL;
+    while (peer && !(is_link == !!peer->link && peer->state <= OPEN && nonce_equal(peer->identity.nonce, nonce)))
+        peer = peer->next_at_place;
+    return peer;
+}
+struct peer *registry_find_peer(const unsigned char nonce[16]) { return registry_find_kind(nonce, false); }
+static void registry_index_peer(struct peer *peer)
+{
+    struct peer **place = registry_place_of(peer->identity.nonce);
+    peer->next_at_place = *place;
+    *place = peer;
+}
+/* Makes room for one more peer in the index. Returns false if there is no index and memory is short. A full index still
+   works, but slower. */
+static bool registry_extend_index(void)
+{
+    struct peer_index *index = &registry.index;
+    if (index->count < index->room) return true;
+    uint32_t room = index->room ? 2 * index->room : LEAST_ROOM;
+    struct peer **places = memory_alloc_zeroed(room, sizeof *places);
+    if (!places) return index->room > 0;
+    free(index->places);
+    *index = (struct peer_index){ places, room, index->count };
+    for (struct peer *peer = registry.peers; peer; peer = peer->next) registry_index_peer(peer);
+    return true;
+}
+bool registry_insert_peer(struct peer *peer)
+{
+    if (!registry_extend_index()) return false;
+    registry_index_peer(peer);
+    registry.index.count++;
+    peer->next = registry.peers;
+    peer->at = &registry.peers;
+    if (peer->next) peer->next->at = &peer->next;
+    registry.peers = peer;
+    return true;
 }
 struct peer *registry_add_peer(const struct identity *identity, const struct key_id *key, const struct peer_ops *ops)
 {
@@ -68,14 +110,32 @@ struct peer *registry_add_peer(const struct identity *identity, const struct key
     peer->key = *key;
     text_make_printable(peer->identity.host, sizeof peer->identity.host);
     peer->descriptor = -1;
-    peer->next = registry.peers;
-    return registry.peers = peer;
+    if (registry_insert_peer(peer)) return peer;
+    free(peer);
+    return NULL;
 }
-void registry_remove_peer(const struct peer *peer)
+static void registry_free_index(void)
 {
-    struct peer **at = &registry.peers;
-    while (*at && *at != peer) at = &(*at)->next;
-    if (*at) *at = peer->next;
+    free(registry.index.places);
+    registry.index = (struct peer_index){ 0 };
+}
+void registry_remove_peer(struct peer *peer)
+{
+    if (!peer->at) return;
+    struct peer **at = registry_place_of(peer->identity.nonce);
+    while (*at != peer) at = &(*at)->next_at_place;
+    *at = peer->next_at_place;
+    *peer->at = peer->next;
+    if (peer->next) peer->next->at = peer->at;
+    peer->at = NULL;
+    if (--registry.index.count == 0) registry_free_index();
+}
+void registry_forget_peers(void)
+{
+    /* A communicator of the parent may still release them. */
+    for (struct peer *peer = registry.peers; peer; peer = peer->next) peer->at = NULL;
+    registry.peers = NULL;
+    registry_free_index();
 }
 bool registry_take_early_descriptor(const unsigned char token[16], int *out)
 {

@@ -13,6 +13,8 @@ struct pending_conn { int descriptor; int64_t until_ms; struct handshake handsha
 struct early_descriptor { int descriptor; unsigned char token[16]; };
 /* A ring of the tokens whose descriptors are closed when they arrive, and the number of all so far. */
 struct refused_descriptors { unsigned char tokens[MOST_REFUSED][16]; unsigned count; };
+/* The peers by their nonces. `places` has `count` peers at `room` places, a power of two: each place is a list. */
+struct peer_index { struct peer **places; uint32_t room, count; };
 /* A group, by its token, and the process that could not join it. */
 struct join_abort { unsigned char token[16]; struct identity by; };
 
@@ -34,6 +36,7 @@ struct registry {
     /* The watch thread. */
     pthread_t thread;
     struct peer *peers;
+    struct peer_index index;
     /* Control messages to deliver or to pass on. */
     struct ctrl_queue incoming;
     /* Connections without a proof. The oldest is first. */
@@ -72,12 +75,18 @@ void registry_close_descriptor(int *descriptor);
    connection that". */
 void registry_refuse_connection(int descriptor, const char *why);
 
+/* Returns the peer of this host (or the link, if `is_link`) with that nonce that is CONNECTING or OPEN, or NULL. */
+struct peer *registry_find_kind(const unsigned char nonce[16], bool is_link);
 /* Returns the peer of this host with that nonce that is CONNECTING or OPEN, or NULL. */
 struct peer *registry_find_peer(const unsigned char nonce[16]);
+/* Adds a peer of which all fields are set to the list and the index. Returns false if memory is short. */
+bool registry_insert_peer(struct peer *peer);
 /* Adds a peer that is CONNECTING, of the kind that `ops` gives. Returns NULL if memory is short. */
 struct peer *registry_add_peer(const struct identity *identity, const struct key_id *key, const struct peer_ops *ops);
-/* Removes the peer from the list, but does not free it. */
-void registry_remove_peer(const struct peer *peer);
+/* Removes the peer from the list and the index, if it is there, but does not free it. */
+void registry_remove_peer(struct peer *peer);
+/* Forgets all peers in a forked child, which keeps their memory. */
+void registry_forget_peers(void);
 /* Keeps a descriptor until a rank asks for it, or closes it if it is refused or the join of its group was aborted. It
    is -1 if this process had no room for it. */
 void registry_keep_early_descriptor(const unsigned char token[16], int descriptor);

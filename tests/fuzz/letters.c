@@ -110,16 +110,18 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     for (int r = 1; r < RANKS; r++) {
         peers[r] = (struct peer){ .ops = &local_peer_ops, .state = OPEN, .descriptor = -1, .users = 1 };
         peers[r].identity.nonce[0] = (unsigned char)r;
-        peers[r].next = r > 1 ? &peers[r - 1] : NULL;
+        FUZZ_CHECK(registry_insert_peer(&peers[r]));
         table[r] = &peers[r];
     }
-    registry.peers = &peers[RANKS - 1];
     for (int i = 0; i < STEPS && in.left; i++) take_step(&in);
     for (int c = 0; c < CHANNELS; c++) close_channel(c);
     pthread_mutex_lock(&registry.lock);
     channels_deliver();
     channels_free_all();
     pthread_mutex_unlock(&registry.lock);
-    for (int r = 1; r < RANKS; r++) ctrl_queue_free(&peers[r].unsent);
+    for (int r = 1; r < RANKS; r++) {
+        registry_remove_peer(&peers[r]);
+        ctrl_queue_free(&peers[r].unsent);
+    }
     return 0;
 }

@@ -7,6 +7,7 @@
 #include "tests/support/unit.h"
 #include "tests/unit/processes/peers_world.h"
 #include <signal.h>
+#include <stdlib.h>
 #include <sys/wait.h>
 
 enum { MANY = 5000 };
@@ -52,6 +53,44 @@ static void test_both_ends_connect_at_once_over_ipv6(void **state)
     address = "::1";
     world_run(3, link_all, 0);
     address = "127.0.0.1";
+}
+/* Links to processes that do not exist, as a process of a group of many hosts holds them. */
+static struct peer *hold_one_of_many(uint32_t number)
+{
+    struct peer *held;
+    struct identity other = { .host = "another host" };
+    const struct sock_address nowhere = { 0 };
+    /* The numbers are mixed, because real nonces are random. */
+    for (uint32_t i = 0; i < 4; i++) {
+        uint32_t mixed = (number + i + 1) * 2654435761u;
+        memcpy(&other.nonce[4 * i], &mixed, sizeof mixed);
+    }
+    REQUIRE(link_acquire(&other, &world_key, &nowhere, &held) == TUTTI_OK);
+    return held;
+}
+static void hold_many_links(void)
+{
+    enum { LINKS = 20000 };
+    struct peer **held = calloc(LINKS, sizeof *held);
+    world_listen(address);
+    for (uint32_t i = 0; i < LINKS; i++) held[i] = hold_one_of_many(i);
+    /* The index has grown, so a search reads few of the links. */
+    REQUIRE(registry.index.count == LINKS && registry.index.room >= LINKS);
+    /* The odd ones are found without the even ones, too. */
+    for (uint32_t i = 0; i < LINKS; i += 2) peer_release(held[i]);
+    for (uint32_t i = 1; i < LINKS; i += 2) {
+        REQUIRE(hold_one_of_many(i) == held[i]);
+        peer_release(held[i]);
+        peer_release(held[i]);
+    }
+    REQUIRE(!registry.peers && !registry.index.places);
+    peers_release();
+    free(held);
+}
+static void test_many_links_are_found(void **state)
+{
+    (void)state;
+    world_run(1, hold_many_links, 0);
 }
 /* Two processes have both a connection of one host and a link. */
 static void hold_connection_and_link(void)
@@ -339,6 +378,7 @@ unit_function test_links;
 int test_links(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_many_links_are_found),
         cmocka_unit_test(test_both_ends_connect_at_once),
         cmocka_unit_test(test_both_ends_connect_at_once_over_ipv6),
         cmocka_unit_test(test_connection_and_link_to_one_process_are_two_peers),
