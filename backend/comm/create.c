@@ -91,6 +91,16 @@ static tutti_status comm_bootstrap_members(const tutti_config *config, const tut
     group_set_table(group, table);
     return id || group->size > 1 ? TUTTI_OK : comm_publish_alone(config, &mine, &terms);
 }
+/* Removes from the store what rank 0 has left there for the other ranks, after join_members with that status. */
+static tutti_status comm_finish_bootstrap(const tutti_config *config, const tutti_unique_id *id, const tutti_comm *comm,
+    tutti_status status)
+{
+    const struct group *group = &comm->group;
+    if (!config_uses_store(config, id) || group->rank != 0) return status;
+    if (status != TUTTI_OK) return bootstrap_withdraw_result(config, &group->members[0], status);
+    bootstrap_shorten_result(config, &group->members[0]);
+    return TUTTI_OK;
+}
 /* Creates a communicator and joins its group. After an error *out is NULL or half-built. */
 static tutti_status comm_build_and_join(const tutti_config *config, const tutti_unique_id *id, tutti_comm **out)
 {
@@ -105,9 +115,8 @@ static tutti_status comm_build_and_join(const tutti_config *config, const tutti_
     if (config->algorithm) TRY(status_mark_refusal(algorithms_parse_list(config->algorithm, comm->chosen)));
     int64_t deadline_ms = clock_deadline(comm->timeout_ms);
     TRY(comm_bootstrap_members(config, id, comm, deadline_ms));
-    TRY(join_members(comm, deadline_ms));
+    TRY(comm_finish_bootstrap(config, id, comm, join_members(comm, deadline_ms)));
     group->is_cancelled = NULL;
-    if (config_uses_store(config, id) && group->rank == 0) bootstrap_shorten_result(config, &group->members[0]);
     if (config->job_size == 0 && !config->members) job_begin(&group->members[0]);
     for (int f = 0; f < COLLECTIVE_COUNT; f++) TRY(comm_check_algorithm(comm, comm->chosen[f]));
     return TUTTI_OK;

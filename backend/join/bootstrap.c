@@ -31,8 +31,9 @@
  * earlier versions read a MISMATCH there.
  *
  * A group that has formed leaves two keys, "r0" and "<token>/table". Each other rank removes its record when it has the
- * table. When all have joined, rank 0 shortens the result and removes the table. "r0" stays as it is, because it may
- * already belong to the next attempt. */
+ * table. When all have joined, rank 0 shortens the result and removes the table. If rank 0 then cannot join, because a
+ * rank cannot, it replaces the result by an error and removes the table. "r0" stays as it is, because it may already
+ * belong to the next attempt. */
 #include "backend/join/bootstrap.h"
 #include "backend/base/clock.h"
 #include "backend/base/random.h"
@@ -247,7 +248,10 @@ static tutti_status store_run_rank0(const tutti_config *config, struct statement
     if (status == TUTTI_OK) {
         status = host_table_send(&request.host, shared_table_data(*out), descriptor);
         /* The other ranks have the result already. */
-        if (status != TUTTI_OK) peers_abort_join(mine->token);
+        if (status != TUTTI_OK) {
+            peers_abort_join(mine->token);
+            status = bootstrap_withdraw_result(config, mine, status);
+        }
     } else if (descriptor >= 0) close(descriptor);
     member_release_host_token(mine, mine);
     return status;
@@ -262,6 +266,23 @@ void bootstrap_shorten_result(const tutti_config *config, const struct member *m
     config->store.put(config->store.context, key, &formed, FORMED_BYTES);
     const struct store_pieces pieces = { mine->size, STORE_PIECE_BYTES };
     store_remove_table(config, mine, &pieces);
+}
+tutti_status bootstrap_withdraw_result(const tutti_config *config, const struct member *mine, tutti_status status)
+{
+    char key[STORE_KEY_BYTES], detail[STATUS_DETAIL_BYTES];
+    struct join_result lost;
+    const struct store_pieces pieces = { mine->size, STORE_PIECE_BYTES };
+    snprintf(detail, sizeof detail, "%s", status_detail());
+    join_result_set_formed(&lost, mine->size);
+    lost.status = TUTTI_PEER_LOST;
+    snprintf(lost.detail, sizeof lost.detail,
+        "rank 0 of %s could not join after the ranks had found each other: %.400s", mine->group, detail);
+    store_key_of_attempt(mine, "table", key);
+    /* A rank that finds the group formed but no table would report a second process of its rank, or a loss of the
+       store, so the table is removed last, and not without the error. */
+    if (config->store.put(config->store.context, key, &lost, sizeof lost) == TUTTI_OK)
+        store_remove_table(config, mine, &pieces);
+    return status_repeat(status, detail);
 }
 
 /* ---- all ranks ---- */

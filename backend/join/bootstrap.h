@@ -22,6 +22,10 @@ tutti_status bootstrap_publish_alone(const tutti_config *config, const struct me
 /* Shortens the result in the store to its first bytes, and removes the table of members. Rank 0 calls it when all ranks
    have joined, because by then they all have the table. */
 void bootstrap_shorten_result(const tutti_config *config, const struct member *mine);
+/* Removes the table of members, and replaces the result in the store by an error with the text of this thread's last
+   error. Rank 0 calls it when the group has formed but rank 0 cannot join. A rank that has not read the table gets that
+   error. Fails with `status` and the same last error. */
+tutti_status bootstrap_withdraw_result(const tutti_config *config, const struct member *mine, tutti_status status);
 /* Derives the name of rank 0's socket (its first 16 bytes) and the key from a unique id. */
 void unique_id_derive(const tutti_unique_id *id, unsigned char name[SHA256_BYTES], unsigned char key[KEY_BYTES]);
 /* Joins by a unique id: sets *table and *key as bootstrap_store does. */

@@ -40,15 +40,17 @@ static tutti_status follower_read_result(struct follower *follower)
         "rank 0 of %s runs another version of tutti, or joins a group of %u ranks where this rank joins one of %u",
         follower->mine->group, follower->first.size, follower->mine->size);
 }
-/* Repeats the error of getting the table, or INVALID_ARGUMENT if rank 0 has shortened its result. Rank 0 removes the
-   table after that, and a store that cannot remove has one byte for each piece then. So another process has joined as
-   this rank. */
+/* Repeats the error of getting the table, unless rank 0 has removed the table. A store that cannot remove has one byte
+   for each piece then. If rank 0 has shortened its result, another process has joined as this rank: INVALID_ARGUMENT.
+   If rank 0 has replaced it by an error, this rank gets that error. */
 static tutti_status follower_explain_lost_table(struct follower *follower, tutti_status status)
 {
     char detail[STATUS_DETAIL_BYTES];
     if (status != TUTTI_SYSTEM && status != TUTTI_MISMATCH) return status;
     snprintf(detail, sizeof detail, "%s", status_detail());
     tutti_status read_status = follower_read_result(follower);
+    if (read_status == TUTTI_OK && follower->result.status != TUTTI_OK)
+        return join_result_apply(&follower->result, follower->mine);
     return read_status == TUTTI_INVALID_ARGUMENT ? read_status : status_repeat(status, detail);
 }
 /* Notifies the other processes that this rank of the group has failed, so that they do not wait for it. A second

@@ -61,11 +61,11 @@ static tutti_status shared_get(void *context, const char *key, void *value, size
 /* The rank that ends in the given way, or -1. */
 static int failing_rank;
 static void (*fail_rank)(void);
-/* Ends rank 0 when it has stored its result. */
+/* Ends rank 0 when it has stored its result, or another rank when it has stored its record. */
 static tutti_status put_and_fail(void *context, const char *key, const void *value, size_t bytes)
 {
     tutti_status status = shared_put(context, key, value, bytes);
-    if (strstr(key, "/table")) fail_rank();
+    if (strstr(key, failing_rank ? "/r" : "/table")) fail_rank();
     return status;
 }
 static tutti_status rank_join(int rank, tutti_comm **out)
@@ -137,6 +137,28 @@ static void test_death_of_rank_0_before_it_sends_the_table_is_an_error(void **st
     assert_int_equal(shared->table_reads, RANKS - 1);
     munmap(shared, sizeof *shared);
 }
+/* The group forms, because the record of rank 1 is in the store. */
+static void join_without_rank_1(int rank)
+{
+    tutti_comm *comm;
+    REQUIRE(rank_join(rank, &comm) != TUTTI_OK && rank != 1);
+}
+static void test_table_of_a_group_that_cannot_join_is_removed(void **state)
+{
+    (void)state;
+    failing_rank = 1;
+    fail_rank = process_kill_itself;
+    ranks_run(join_without_rank_1);
+    int pieces = 0;
+    for (int i = 0; i < shared->count; i++) {
+        if (!strstr(shared->entries[i].key, "/members")) continue;
+        pieces++;
+        /* This store cannot remove keys. */
+        assert_int_equal(shared->entries[i].bytes, 1);
+    }
+    assert_int_equal(pieces, 1);
+    munmap(shared, sizeof *shared);
+}
 
 unit_function test_one_table;
 int test_one_table(void)
@@ -144,6 +166,7 @@ int test_one_table(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_no_process_reads_the_table_from_the_store),
         cmocka_unit_test(test_death_of_rank_0_before_it_sends_the_table_is_an_error),
+        cmocka_unit_test(test_table_of_a_group_that_cannot_join_is_removed),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

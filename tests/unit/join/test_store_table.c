@@ -133,13 +133,19 @@ static void test_lost_table_is_an_error_of_the_store(void **state)
 }
 
 /* The group has formed, and rank 1 reads its table. The store cannot remove keys. */
-static bool is_second_process;
+static bool is_second_process, is_withdrawn;
 static tutti_status get_all_but_table(void *context, const char *key, void *value, size_t capacity, size_t *bytes,
     int64_t timeout_ms)
 {
     const struct way way = { .size = 2, .odd_rank = -1 };
     const struct member first = statement_of(&way, 0).member;
     const tutti_config config = { .store = { context, store_put, store_get } };
+    if (strstr(key, "/members") && is_withdrawn) {
+        status_fail(TUTTI_MISMATCH, "the reason of rank 0");
+        assert_int_equal(bootstrap_withdraw_result(&config, &first, TUTTI_MISMATCH), TUTTI_MISMATCH);
+        assert_string_equal(status_detail(), "the reason of rank 0");
+        return store_get(context, key, value, capacity, bytes, timeout_ms);
+    }
     if (strstr(key, "/members") && !is_second_process) return TUTTI_SYSTEM;
     /* All ranks have joined: rank 0 shortens the result and the table. */
     if (strstr(key, "/members")) bootstrap_shorten_result(&config, &first);
@@ -183,6 +189,21 @@ static void test_rank_that_cannot_get_the_table_aborts_the_join_of_all(void **st
     assert_non_null(strstr(outcomes[1].detail, "the key-value store failed to return key "));
     assert_true(peers_join_is_aborted(first.token, &by));
     assert_memory_equal(&by, &mine, sizeof mine);
+    peers_release();
+    outcomes_destroy(outcomes);
+    (void)state;
+}
+static void test_rank_that_comes_after_the_table_was_withdrawn_gets_the_reason(void **state)
+{
+    struct outcome *outcomes = outcomes_create();
+    struct identity mine;
+    assert_int_equal(peers_acquire(&mine), TUTTI_OK);
+    is_withdrawn = true;
+    join_without_table(&outcomes[1]);
+    is_withdrawn = false;
+    assert_int_equal(outcomes[1].status, TUTTI_PEER_LOST);
+    assert_non_null(strstr(outcomes[1].detail,
+        "rank 0 of test group could not join after the ranks had found each other: the reason of rank 0"));
     peers_release();
     outcomes_destroy(outcomes);
     (void)state;
@@ -298,6 +319,7 @@ int test_store_table(void)
         cmocka_unit_test(test_all_ranks_learn_that_the_store_refuses_the_table),
         cmocka_unit_test(test_lost_table_is_an_error_of_the_store),
         cmocka_unit_test(test_rank_that_cannot_get_the_table_aborts_the_join_of_all),
+        cmocka_unit_test(test_rank_that_comes_after_the_table_was_withdrawn_gets_the_reason),
         cmocka_unit_test(test_pieces_of_a_table_that_cannot_be_stored_are_removed),
         cmocka_unit_test(test_group_forms_whose_table_is_larger_than_a_value),
     };
