@@ -1,10 +1,12 @@
 /* Forms a group by a unique id. The name of a socket and a key follow from the id. Rank 0 listens on the socket, and
  * every other rank connects. Both prove that they know the id (processes/handshake.h), and the rank sends its record.
- * Rank 0 answers all ranks with one result, when all have come or one cannot join.
+ * Rank 0 answers all ranks with one result, when all have come or one cannot join. If the group has formed, the table
+ * of members follows: its file (host_table.h), or, if the table is small or the file cannot be sent, its records.
  *
- * Rank 0 has a place for each rank and a few more. A client loses its place if it sends no hello within two seconds, or
- * no record within two seconds after it. So does a silent client when all places are taken. Rank 0 first reads what the
- * client has sent, because rank 0 may have been stopped meanwhile. A client that has the result gives up its place. */
+ * Rank 0 has a place for each rank and a few more. A client loses its place if it sends no hello within two seconds,
+ * or no record within two seconds after it. So does a silent client when all places are taken. Rank 0 first reads
+ * what the client has sent, because rank 0 may have been stopped meanwhile. A client that has the result gives up
+ * its place. */
 #include "backend/base/clock.h"
 #include "backend/base/memory.h"
 #include "backend/base/status.h"
@@ -41,6 +43,11 @@ struct id_introduction {
     uint32_t unused;
     struct member member;
 };
+/* The message with the file of the table. The token is that of rank 0. */
+struct id_table { char magic[8]; unsigned char token[16]; };
+static_assert(sizeof(struct id_table) % sizeof(struct member) != 0, "it differs from a message of records");
+/* The answer of rank 0: a result and, if the group has formed, the table and its file (-1: none). */
+struct join_reply { struct join_result result; const struct member *table; int descriptor; };
 static void sleep_ms(int64_t ms) { nanosleep(&(struct timespec){ ms / 1000, ms % 1000 * 1000000 }, NULL); }
 /* Waits until the socket is ready for these events of poll. Returns false at the deadline. */
 static bool socket_await_ready(int socket, short events, int64_t deadline_ms)
@@ -49,19 +56,20 @@ static bool socket_await_ready(int socket, short events, int64_t deadline_ms)
     poll(&one, 1, (int)deadline_remaining_ms(deadline_ms));
     return clock_ms() < deadline_ms;
 }
-/* Sends a message, and waits for room if needed. Returns 0 or -errno. */
-static int socket_send_all(int socket, const void *message, size_t bytes, int64_t deadline_ms)
+/* Sends a message, with a descriptor unless that is -1, and waits for room if needed. Returns 0 or -errno. */
+static int socket_send_all(int socket, const void *message, size_t bytes, int descriptor, int64_t deadline_ms)
 {
     int error;
-    while ((error = socket_send(socket, message, bytes, -1)) == -EAGAIN)
+    while ((error = socket_send(socket, message, bytes, descriptor)) == -EAGAIN)
         if (!socket_await_ready(socket, POLLOUT, deadline_ms)) return -ETIMEDOUT;
     return error;
 }
-/* Waits for a message and receives it. Returns the number of bytes, 0 at the end of the connection, or -errno. */
-static int socket_receive_one(int socket, void *message, size_t bytes, int64_t deadline_ms)
+/* Waits for a message and receives it, and its descriptor (socket_receive). Returns the number of bytes, 0 at the
+   end of the connection, or -errno. */
+static int socket_receive_one(int socket, void *message, size_t bytes, int *descriptor, int64_t deadline_ms)
 {
     int got;
-    while ((got = socket_receive(socket, message, bytes, NULL)) == -EAGAIN)
+    while ((got = socket_receive(socket, message, bytes, descriptor)) == -EAGAIN)
         if (!socket_await_ready(socket, POLLIN, deadline_ms)) return -ETIMEDOUT;
     return got;
 }
@@ -86,6 +94,7 @@ struct client {
 struct server {
     const struct member *mine;
     const struct id_names *names;
+    /* The records that have come, until rank 0 has decided. */
     struct member *table;
     /* The number of clients, and of places for clients. */
     int listener, count, room;
@@ -103,13 +112,24 @@ static void server_drop_client(struct server *server, int index)
     close(server->clients[index].socket);
     server->clients[index] = server->clients[--server->count];
 }
+/* Sends the file of the table. Returns false if it cannot be sent, for example because too many descriptors are on
+   their way between processes of this user. */
+static bool join_reply_send_file(int socket, const struct join_reply *reply, int64_t until_ms)
+{
+    struct id_table message;
+    if (reply->descriptor < 0) return false;
+    memcpy(message.magic, magic, sizeof magic);
+    memcpy(message.token, reply->table->token, sizeof message.token);
+    return socket_send_all(socket, &message, sizeof message, reply->descriptor, until_ms) == 0;
+}
 /* Sends the result to a client, and the table of members if the group has formed. An error is ignored. */
 static void join_reply_send(int socket, const struct join_reply *reply, int64_t until_ms)
 {
     const struct join_result *result = &reply->result;
-    int error = socket_send_all(socket, result, sizeof *result, until_ms);
-    for (uint32_t first = 0; result->status == TUTTI_OK && !error && first < result->size; first += RECORDS_PER_MESSAGE)
-        error = socket_send_all(socket, &reply->table[first], message_record_bytes(result->size, first), until_ms);
+    int error = socket_send_all(socket, result, sizeof *result, -1, until_ms);
+    if (error || result->status != TUTTI_OK || join_reply_send_file(socket, reply, until_ms)) return;
+    for (uint32_t first = 0; !error && first < result->size; first += RECORDS_PER_MESSAGE)
+        error = socket_send_all(socket, &reply->table[first], message_record_bytes(result->size, first), -1, until_ms);
 }
 /* Sends the result to the ranks and closes their connections. */
 static void server_send_replies(struct server *server, const struct join_reply *reply)
@@ -255,26 +275,54 @@ static void server_send_decision(struct server *server, tutti_status status, str
     if (server->listener >= 0 && status != TUTTI_OK && status != TUTTI_TIMEOUT)
         server_receive_all(server, clock_ms() + GRACE_MS);
 }
-/* Rank 0's part of joining by a unique id: listens, collects the records, decides, and answers all clients. */
-static tutti_status id_run_rank0(const struct id_names *names, const struct member *mine, int64_t deadline_ms,
-    struct join_reply *reply)
+/* Makes the table of a group that has formed, for this process and to be sent. */
+static tutti_status server_make_table(struct server *server, int64_t deadline_ms, struct join_reply *reply,
+    struct shared_table **out)
 {
-    struct server server = { .mine = mine, .names = names, .table = reply->table, .joined = 1, .awaited = mine->size };
+    const struct member_table_request request = {
+        .host = { .first = server->mine, .mine = server->mine, .key = &server->names->key, .deadline_ms = deadline_ms }
+    };
+    struct member *members = server->table;
+    members_make_printable(members, server->mine->size);
+    /* All records have come. */
+    server->table = NULL;
+    TRY(member_table_create(&request, members, out, &reply->descriptor));
+    reply->table = shared_table_data(*out);
+    return TUTTI_OK;
+}
+/* Listens at the name of the id, and collects the records of all ranks. */
+static tutti_status server_collect(struct server *server, int64_t deadline_ms)
+{
+    const char *group = server->mine->group;
+    server->listener = server->clients && server->polls ? socket_listen("id", server->names->name) : -ENOMEM;
+    if (server->listener == -EADDRINUSE)
+        return status_fail(TUTTI_INVALID_ARGUMENT,
+            "another process is rank 0 of %s, or its unique id is used twice at a time", group);
+    if (server->listener < 0)
+        return status_fail(TUTTI_SYSTEM, "rank 0 cannot listen for %s: %s", group, strerror(-server->listener));
+    return server_receive_all(server, deadline_ms);
+}
+/* Rank 0's part of joining by a unique id: listens, collects the records, makes the table, decides, and answers all
+   clients. */
+static tutti_status id_run_rank0(const struct id_names *names, const struct member *mine, int64_t deadline_ms,
+    struct shared_table **out)
+{
+    struct join_reply reply = { .descriptor = -1 };
+    struct server server = {
+        .mine = mine, .names = names, .table = members_create(mine), .joined = 1, .awaited = mine->size
+    };
+    if (!server.table) return TUTTI_NO_MEMORY;
     server.room = (int)mine->size + MOST_UNKNOWN;
-    reply->table[0] = *mine;
+    server.table[0] = *mine;
     server.clients = memory_alloc_zeroed((size_t)server.room, sizeof *server.clients);
     server.polls = memory_alloc_zeroed((size_t)server.room + 1, sizeof *server.polls);
-    server.listener = server.clients && server.polls ? socket_listen("id", names->name) : -ENOMEM;
-    tutti_status status;
-    if (server.listener == -EADDRINUSE)
-        status = status_fail(TUTTI_INVALID_ARGUMENT,
-            "another process is rank 0 of %s, or its unique id is used twice at a time", mine->group);
-    else if (server.listener < 0)
-        status = status_fail(TUTTI_SYSTEM, "rank 0 cannot listen for %s: %s", mine->group, strerror(-server.listener));
-    else status = server_receive_all(&server, deadline_ms);
-    server_send_decision(&server, status, reply);
+    tutti_status status = server_collect(&server, deadline_ms);
+    if (status == TUTTI_OK) status = server_make_table(&server, deadline_ms, &reply, out);
+    server_send_decision(&server, status, &reply);
     while (server.count) server_drop_client(&server, 0);
     if (server.listener >= 0) close(server.listener);
+    if (reply.descriptor >= 0) close(reply.descriptor);
+    free(server.table);
     free(server.clients);
     free(server.polls);
     return status;
@@ -309,19 +357,50 @@ static tutti_status id_explain_error(const struct member *mine, int error)
     return status_fail(TUTTI_SYSTEM, "rank 0 of %u of %s cannot be reached: %s", size, group,
         error == -EPERM ? "it runs as another user" : strerror(-error));
 }
+/* Receives the records of all members, of which the first message has arrived, and keeps them as the table. */
+static tutti_status id_receive_records(int socket, const struct member *mine, const struct member *received,
+    int64_t deadline_ms, struct shared_table **out)
+{
+    struct member *members = members_create(mine);
+    if (!members) return TUTTI_NO_MEMORY;
+    memcpy(members, received, message_record_bytes(mine->size, 0));
+    for (uint32_t first = RECORDS_PER_MESSAGE; first < mine->size; first += RECORDS_PER_MESSAGE) {
+        size_t bytes = message_record_bytes(mine->size, first);
+        int got = socket_receive_one(socket, &members[first], bytes, NULL, deadline_ms);
+        if (got == (int)bytes) continue;
+        free(members);
+        return id_explain_error(mine, got > 0 ? -EMSGSIZE : got);
+    }
+    members_make_printable(members, mine->size);
+    return member_table_keep(members, out);
+}
+/* Receives the table of members, as a file or as records. If it cannot be kept, the other processes do not wait for
+   this rank. */
+static tutti_status id_receive_table(int socket, const struct member *mine, int64_t deadline_ms,
+    struct shared_table **out)
+{
+    union { struct id_table file; struct member records[RECORDS_PER_MESSAGE]; } message;
+    unsigned char token[sizeof message.file.token];
+    int descriptor = -1, got = socket_receive_one(socket, &message, sizeof message, &descriptor, deadline_ms);
+    bool is_file = got == (int)sizeof message.file && memcmp(message.file.magic, magic, sizeof magic) == 0;
+    if (!is_file && descriptor >= 0) close(descriptor);
+    if (!is_file && got != (int)message_record_bytes(mine->size, 0))
+        return id_explain_error(mine, got > 0 ? -EMSGSIZE : got);
+    memcpy(token, is_file ? message.file.token : message.records[0].token, sizeof token);
+    tutti_status status = is_file ? member_table_keep_file(token, mine->size, descriptor, out)
+                                  : id_receive_records(socket, mine, message.records, deadline_ms, out);
+    if (status != TUTTI_OK) peers_abort_join(token);
+    return status;
+}
 /* Receives rank 0's result and the table of members. */
 static tutti_status id_receive_result(int socket, const struct member *mine, int64_t deadline_ms,
-    struct join_reply *reply)
+    struct shared_table **out)
 {
-    int got = socket_receive_one(socket, &reply->result, sizeof reply->result, deadline_ms);
-    if (got != (int)sizeof reply->result) return id_explain_error(mine, got > 0 ? -EMSGSIZE : got);
-    TRY(join_result_apply(&reply->result, mine));
-    for (uint32_t first = 0; first < mine->size; first += RECORDS_PER_MESSAGE) {
-        size_t bytes = message_record_bytes(mine->size, first);
-        got = socket_receive_one(socket, &reply->table[first], bytes, deadline_ms);
-        if (got != (int)bytes) return id_explain_error(mine, got > 0 ? -EMSGSIZE : got);
-    }
-    return TUTTI_OK;
+    struct join_result result;
+    int got = socket_receive_one(socket, &result, sizeof result, NULL, deadline_ms);
+    if (got != (int)sizeof result) return id_explain_error(mine, got > 0 ? -EMSGSIZE : got);
+    TRY(join_result_apply(&result, mine));
+    return id_receive_table(socket, mine, deadline_ms, out);
 }
 /* Makes both ends prove that they know the id. Returns 0 or -errno. */
 static int id_run_handshake(const struct id_names *names, const struct member *mine, int socket, int64_t deadline_ms)
@@ -339,7 +418,7 @@ static int id_run_handshake(const struct id_names *names, const struct member *m
 }
 /* A follower's part of joining by a unique id: connects to rank 0 and sends its record. */
 static tutti_status id_join_rank0(const struct id_names *names, int rank, const struct member *mine,
-    int64_t deadline_ms, struct join_reply *reply)
+    int64_t deadline_ms, struct shared_table **out)
 {
     struct id_introduction introduction = { .rank = rank, .member = *mine };
     memcpy(introduction.magic, magic, sizeof magic);
@@ -350,19 +429,10 @@ static tutti_status id_join_rank0(const struct id_names *names, int rank, const 
             mine->group, (long long)mine->timeout_ms);
     if (socket < 0) return id_explain_error(mine, socket);
     int error = id_run_handshake(names, mine, socket, deadline_ms);
-    if (!error) error = socket_send_all(socket, &introduction, sizeof introduction, deadline_ms);
+    if (!error) error = socket_send_all(socket, &introduction, sizeof introduction, -1, deadline_ms);
     deadline_ms = deadline_add_ms(deadline_ms, GRACE_MS);
-    tutti_status status = error ? id_explain_error(mine, error) : id_receive_result(socket, mine, deadline_ms, reply);
+    tutti_status status = error ? id_explain_error(mine, error) : id_receive_result(socket, mine, deadline_ms, out);
     close(socket);
-    return status;
-}
-/* Does member_table_keep for a group that has formed. If it fails, the other processes do not wait for this rank. */
-static tutti_status id_keep_table(struct member *members, struct shared_table **out)
-{
-    unsigned char token[sizeof members->token];
-    memcpy(token, members[0].token, sizeof token);
-    tutti_status status = member_table_keep(members, out);
-    if (status != TUTTI_OK) peers_abort_join(token);
     return status;
 }
 tutti_status bootstrap_id(const tutti_unique_id *id, int rank, const struct member *mine, int64_t deadline_ms,
@@ -375,15 +445,13 @@ tutti_status bootstrap_id(const tutti_unique_id *id, int rank, const struct memb
     TRY(group_key_add(group_key, &names.key));
     /* The socket reaches only ranks of one host, so its name can be the host's token. */
     memcpy(own.host_token, names.name, sizeof own.host_token);
-    struct join_reply reply = { .table = members_create(mine) };
-    if (!reply.table) return TUTTI_NO_MEMORY;
-    tutti_status status = rank == 0 ? id_run_rank0(&names, &own, deadline_ms, &reply)
-                                    : id_join_rank0(&names, rank, &own, deadline_ms, &reply);
-    if (status == TUTTI_OK) status = join_result_apply(&reply.result, &own);
-    if (status == TUTTI_OK) members_make_printable(reply.table, own.size);
-    if (status == TUTTI_OK) status = members_check_own(reply.table, rank, &own);
+    *table = NULL;
+    tutti_status status = rank == 0 ? id_run_rank0(&names, &own, deadline_ms, table)
+                                    : id_join_rank0(&names, rank, &own, deadline_ms, table);
+    if (status == TUTTI_OK) status = members_check_own(shared_table_data(*table), rank, &own);
     *key = names.key;
-    if (status == TUTTI_OK) return id_keep_table(reply.table, table);
-    free(reply.table);
+    if (status == TUTTI_OK) return status;
+    shared_table_leave(*table);
+    *table = NULL;
     return status;
 }

@@ -233,7 +233,7 @@ static tutti_status host_table_await_descriptor(const struct host_table *host, s
         if (is_late) return status_fail(TUTTI_TIMEOUT, "the process that sends it on this host is too slow or stopped");
     }
 }
-/* Returns true if all texts of the records are printable. Other fields are checked where they are used. */
+/* Returns true if all texts of the records are printable. */
 static bool members_are_printable(const struct member *members, uint32_t size)
 {
     for (uint32_t r = 0; r < size; r++) {
@@ -243,16 +243,16 @@ static bool members_are_printable(const struct member *members, uint32_t size)
     }
     return true;
 }
-/* Maps the table that has arrived, and closes its descriptor. */
-static tutti_status host_table_map(const struct host_table *host, int descriptor, const struct member **out)
+tutti_status host_table_map(uint32_t size, int descriptor, const struct member **out)
 {
     const void *mapped = NULL;
-    tutti_status status = memfd_map_constant(descriptor, host_table_bytes(host), "the group's", &mapped);
+    const size_t bytes = size * sizeof **out;
+    tutti_status status = memfd_map_constant(descriptor, bytes, "the group's", &mapped);
     close(descriptor);
     TRY(status);
     *out = mapped;
-    if (members_are_printable(*out, host->mine->size)) return TUTTI_OK;
-    munmap((void *)(uintptr_t)mapped, host_table_bytes(host));
+    if (members_are_printable(*out, size)) return TUTTI_OK;
+    munmap((void *)(uintptr_t)mapped, bytes);
     return status_fail(TUTTI_MISMATCH, "the table that has arrived has invalid texts");
 }
 tutti_status host_table_receive(const struct host_table *host, const struct member **out)
@@ -267,7 +267,7 @@ tutti_status host_table_receive(const struct host_table *host, const struct memb
     peer_release(sender.peer);
     /* Another descriptor is not needed, and the next rank of this process must not wait for one. */
     peers_refuse_descriptor(token);
-    if (status == TUTTI_OK) status = host_table_map(host, descriptor, out);
+    if (status == TUTTI_OK) status = host_table_map(host->mine->size, descriptor, out);
     if (status == TUTTI_OK || status == TUTTI_ABORTED) return status;
     LOG(WARN, "%s: rank %d reads the table of members itself: %s", host->mine->group, host->rank, status_detail());
     return status;

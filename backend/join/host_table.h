@@ -9,6 +9,9 @@
 #include "backend/memory/shared_table.h"
 
 enum { SHARED_TABLE_LEAST = 4096 };
+/* Maps a table of `size` members that has arrived, and closes its descriptor. Fails unless its file is constant, its
+   size is right and all its texts are printable. Other fields are checked where they are used. */
+tutti_status host_table_map(uint32_t size, int descriptor, const struct member **out);
 /* A rank whose group has formed. */
 struct host_table {
     /* The records of rank 0 and of this rank. */

@@ -1,5 +1,5 @@
 /* The decision of rank 0 about a new group, as it is sent: that the group has formed, or a text about missing or
- * disagreeing ranks. With a unique id the table of members follows it. Also the checks of records and the waits that
+ * disagreeing ranks. Also the checks of records and the waits that
  * the ways to form a group have in common. */
 #pragma once
 #include "backend/join/bootstrap.h"
@@ -13,8 +13,6 @@ struct join_result {
 };
 /* The length of a result that all ranks have accepted. */
 enum { FORMED_BYTES = offsetof(struct join_result, detail) };
-/* A result and, if the group has formed, the table of its members. */
-struct join_reply { struct join_result result; struct member *table; };
 
 /* ---- rank 0 collects records; a table begins zeroed ---- */
 /* Returns true if the record of a rank has been entered into the table. */

@@ -6,6 +6,7 @@
 #include "backend/join/join_result.h"
 #include "backend/join/records.h"
 #include <stdlib.h>
+#include <unistd.h>
 
 /* A wait checks after each slice whether the join was cancelled. */
 enum { SLICE_MS = 50 };
@@ -24,6 +25,42 @@ tutti_status member_table_keep(struct member *members, struct shared_table **out
     tutti_status status = shared_table_enter(members[0].token, out);
     if (status == TUTTI_OK && !member_table_is_ready(*out)) shared_table_set(*out, members);
     else free(members);
+    return status;
+}
+/* Makes the file the data of the table. Otherwise it gives up. */
+static tutti_status member_table_set_file(struct shared_table *table, uint32_t size, int descriptor)
+{
+    const struct member *members = NULL;
+    tutti_status status = descriptor < 0
+        ? status_fail(TUTTI_SYSTEM,
+              "the table of members arrived without its file: too many open files in this "
+              "process (see ulimit -n)")
+        : host_table_map(size, descriptor, &members);
+    if (status != TUTTI_OK) {
+        shared_table_give_up(table);
+        return status;
+    }
+    shared_table_set_mapped(table, members, size * sizeof *members);
+    return TUTTI_OK;
+}
+/* Fails unless the table is of that group and has that size. */
+static tutti_status member_table_check(const struct shared_table *table, const unsigned char token[16], uint32_t size)
+{
+    const struct member *first = shared_table_data(table);
+    if (first->size == size && memcmp(first->token, token, sizeof first->token) == 0) return TUTTI_OK;
+    return status_fail(TUTTI_MISMATCH, "the table of members that has arrived is of another group");
+}
+tutti_status member_table_keep_file(const unsigned char token[16], uint32_t size, int descriptor,
+    struct shared_table **out)
+{
+    struct shared_table *table;
+    tutti_status status = shared_table_enter(token, &table);
+    bool is_ready = status == TUTTI_OK && member_table_is_ready(table);
+    if (status == TUTTI_OK && !is_ready) status = member_table_set_file(table, size, descriptor);
+    else if (descriptor >= 0) close(descriptor);
+    if (status == TUTTI_OK) status = member_table_check(table, token, size);
+    if (status == TUTTI_OK) *out = table;
+    else shared_table_leave(table);
     return status;
 }
 

@@ -5,6 +5,8 @@
 #include "backend/base/random.h"
 #include "backend/host/socket.h"
 #include "backend/join/join_result.h"
+#include "backend/join/member_table.h"
+#include "backend/memory/memfd.h"
 #include "backend/processes/handshake.h"
 #include "backend/processes/peers.h"
 #include "tests/support/unit.h"
@@ -89,17 +91,79 @@ static void test_no_memory_is_an_error(void **state)
         TUTTI_NO_MEMORY);
     for (int n = 1; n <= 4; n++) {
         memory_fail_after(n);
-        assert_false(peers_join_is_aborted(mine.token, &by));
         assert_true(bootstrap_id(&id, 0, &mine, clock_deadline(JOIN_MS), &table, &key) != TUTTI_OK);
     }
-    /* The last failure came after the group had formed. */
-    assert_true(peers_join_is_aborted(mine.token, &by));
     memory_fail_after(0);
+    /* The last failure came when the table was made. The result is an error, so no other process waits. */
+    assert_false(peers_join_is_aborted(mine.token, &by));
     free(s);
     (void)state;
 }
 
 /* ---- by a unique id ---- */
+static void test_rank_that_cannot_keep_the_table_aborts_the_join_of_all(void **state)
+{
+    /* Rank 1 has no memory for the records, or for the list of tables. */
+    for (int n = 1; n <= 2; n++) {
+        struct way way = { .size = 2, .odd_rank = -1, .timeout_ms = JOIN_MS, .attempt = 3 + n };
+        struct member first = member_of(&way, 0), mine = member_of(&way, 1);
+        struct outcome *outcomes = outcomes_create();
+        struct shared_table *table;
+        struct key_id key;
+        struct identity by;
+        tutti_unique_id id;
+        int status;
+        assert_int_equal(random_fill(&id, sizeof id), TUTTI_OK);
+        pid_t child = fork();
+        if (child == 0) rank_process(&way, 0, &id, &outcomes[0]);
+        memory_fail_after(n);
+        assert_int_equal(bootstrap_id(&id, 1, &mine, clock_deadline(JOIN_MS), &table, &key), TUTTI_NO_MEMORY);
+        memory_fail_after(0);
+        assert_true(peers_join_is_aborted(first.token, &by));
+        assert_int_equal(waitpid(child, &status, 0), child);
+        assert_int_equal(status, 0);
+        assert_int_equal(outcomes[0].status, TUTTI_OK);
+        outcomes_destroy(outcomes);
+    }
+    (void)state;
+}
+static int count_open(void)
+{
+    int count = 0;
+    DIR *folder = opendir("/proc/self/fd");
+    while (readdir(folder)) count++;
+    closedir(folder);
+    return count;
+}
+/* Makes the file of a table of MOST members. */
+static int file_of_table(const struct way *way)
+{
+    struct member members[MOST];
+    int descriptor;
+    for (int r = 0; r < MOST; r++) members[r] = member_of(way, r);
+    assert_int_equal(memfd_create_constant(members, sizeof members, "a test", &descriptor), TUTTI_OK);
+    return descriptor;
+}
+static void test_file_of_a_table_serves_all_ranks_of_a_process(void **state)
+{
+    struct way way = { .size = MOST, .odd_rank = -1, .attempt = 6 }, other = { .size = MOST, .odd_rank = -1 };
+    const struct member first = member_of(&way, 0);
+    struct shared_table *one, *two;
+    int before = count_open();
+    /* A rank that receives no file cannot make the table, and the next one can. */
+    assert_int_equal(member_table_keep_file(first.token, MOST, -1, &one), TUTTI_SYSTEM);
+    assert_non_null(strstr(status_detail(), "too many open files in this process (see ulimit -n)"));
+    assert_int_equal(member_table_keep_file(first.token, MOST, file_of_table(&other), &one), TUTTI_MISMATCH);
+    assert_int_equal(member_table_keep_file(first.token, MOST - 1, file_of_table(&way), &one), TUTTI_SYSTEM);
+    assert_int_equal(member_table_keep_file(first.token, MOST, file_of_table(&way), &one), TUTTI_OK);
+    assert_int_equal(member_table_keep_file(first.token, MOST, -1, &two), TUTTI_OK);
+    assert_ptr_equal(two, one);
+    assert_int_equal(member_table_keep_file(first.token, MOST, file_of_table(&way), &two), TUTTI_OK);
+    assert_int_equal(member_table_keep_file(first.token, MOST - 1, -1, &two), TUTTI_MISMATCH);
+    for (int i = 0; i < 3; i++) shared_table_leave(one);
+    assert_int_equal(count_open(), before);
+    (void)state;
+}
 static void test_second_rank_0_of_an_id_is_an_error(void **state)
 {
     struct way way = { .size = 2, .odd_rank = -1, .timeout_ms = JOIN_MS };
@@ -333,6 +397,8 @@ int test_bootstrap(void)
         cmocka_unit_test(test_sizes_that_disagree_are_shown_to_all),
         cmocka_unit_test(test_builds_that_disagree_are_shown_to_all),
         cmocka_unit_test(test_no_memory_is_an_error),
+        cmocka_unit_test(test_rank_that_cannot_keep_the_table_aborts_the_join_of_all),
+        cmocka_unit_test(test_file_of_a_table_serves_all_ranks_of_a_process),
         cmocka_unit_test(test_second_rank_0_of_an_id_is_an_error),
         cmocka_unit_test(test_rank_that_dies_is_named),
         cmocka_unit_test(test_strangers_do_not_take_a_place),

@@ -160,6 +160,54 @@ static void test_table_of_a_group_that_cannot_join_is_removed(void **state)
     munmap(shared, sizeof *shared);
 }
 
+/* ---- by a unique id ---- */
+/* Returns the number of the file of the table that this process maps: the only one of tutti that it maps for reading
+   only. 0: it maps none. */
+static unsigned long find_table_file(void)
+{
+    char line[512], rights[8];
+    unsigned long found = 0, number;
+    FILE *maps = fopen("/proc/self/maps", "r");
+    REQUIRE(maps);
+    while (fgets(line, sizeof line, maps)) {
+        if (!strstr(line, "/memfd:tutti") || sscanf(line, "%*s %7s %*s %*s %lu", rights, &number) != 2) continue;
+        if (rights[1] == 'w') continue;
+        REQUIRE(!found || found == number);
+        found = number;
+    }
+    fclose(maps);
+    return found;
+}
+static struct table_files {
+    tutti_unique_id id;
+    unsigned long of_rank[RANKS];
+} *files;
+static void join_by_id(int rank)
+{
+    tutti_comm *comm;
+    float one = 1, sum = 0;
+    REQUIRE(tutti_comm_init_rank(&comm, RANKS, files->id, rank) == TUTTI_OK);
+    files->of_rank[rank] = find_table_file();
+    REQUIRE(tutti_all_reduce(&one, &sum, 1, TUTTI_FLOAT32, TUTTI_SUM, comm, NULL) == TUTTI_OK && sum == RANKS);
+    REQUIRE(tutti_comm_destroy(comm) == TUTTI_OK);
+    REQUIRE(find_table_file() == 0);
+}
+static void test_processes_that_join_by_an_id_map_one_table(void **state)
+{
+    (void)state;
+    failing_rank = -1;
+    files = mmap(NULL, sizeof *files, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    assert_true(files != MAP_FAILED);
+    assert_int_equal(tutti_get_unique_id(&files->id), TUTTI_OK);
+    ranks_run(join_by_id);
+    for (int r = 0; r < RANKS; r++) {
+        assert_int_not_equal(files->of_rank[r], 0);
+        assert_int_equal(files->of_rank[r], files->of_rank[0]);
+    }
+    munmap(files, sizeof *files);
+    munmap(shared, sizeof *shared);
+}
+
 unit_function test_one_table;
 int test_one_table(void)
 {
@@ -167,6 +215,7 @@ int test_one_table(void)
         cmocka_unit_test(test_no_process_reads_the_table_from_the_store),
         cmocka_unit_test(test_death_of_rank_0_before_it_sends_the_table_is_an_error),
         cmocka_unit_test(test_table_of_a_group_that_cannot_join_is_removed),
+        cmocka_unit_test(test_processes_that_join_by_an_id_map_one_table),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
