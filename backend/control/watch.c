@@ -22,13 +22,10 @@ static void watch_handle_descriptor(int descriptor)
     if (descriptor == registry.waker && read(descriptor, &ignored, sizeof ignored) >= 0) return;
     if (descriptor == registry.listener) { pending_conn_accept(); return; }
     if (host_elections_answer(descriptor)) return;
-    for (struct peer *peer = registry.peers; peer; peer = peer->next)
-        if (peer->descriptor == descriptor) {
-            if (peer->link) link_on_ready(peer);
-            else local_peer_on_ready(peer);
-            return;
-        }
-    if (!incoming_links_on_ready(descriptor)) pending_conns_on_ready(descriptor);
+    struct peer *peer = registry_find_socket(descriptor);
+    if (peer && peer->link) link_on_ready(peer);
+    else if (peer) local_peer_on_ready(peer);
+    else if (!incoming_links_on_ready(descriptor)) pending_conns_on_ready(descriptor);
 }
 /* Delivers all messages and calls all watchers of peers that are gone. Messages of a dead peer come before the report
    of its death. */

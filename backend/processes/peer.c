@@ -129,6 +129,7 @@ void peer_end(struct peer *peer, enum peer_state state)
     registry_close_descriptor(&peer->descriptor);
     ctrl_queue_free(&peer->unsent);
     peer->state = state;
+    registry.watch_calls.are_due = true;
     pthread_cond_broadcast(&registry.changed);
     if (peer->users == 0) peer_free(peer);
 }

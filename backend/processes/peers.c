@@ -220,7 +220,10 @@ void peer_watch(struct peer_watch *watch)
     watch->called = false;
     watch->next = watch->peer->watches;
     watch->peer->watches = watch;
-    if (peer_is_over(watch->peer)) registry_wake();
+    if (peer_is_over(watch->peer)) {
+        registry.watch_calls.are_due = true;
+        registry_wake();
+    }
     pthread_mutex_unlock(&registry.lock);
 }
 void peer_unwatch(struct peer_watch *watch)
@@ -229,15 +232,17 @@ void peer_unwatch(struct peer_watch *watch)
     struct peer_watch **at = &watch->peer->watches;
     while (*at && *at != watch) at = &(*at)->next;
     if (*at) *at = watch->next;
-    while (registry.calling == watch && !pthread_equal(pthread_self(), registry.thread)) registry_wait(INT64_MAX);
+    while (registry.watch_calls.running == watch && !pthread_equal(pthread_self(), registry.thread))
+        registry_wait(INT64_MAX);
     pthread_mutex_unlock(&registry.lock);
 }
 /* Returns a watch of a peer that is gone whose function was not called yet, or NULL. */
 static struct peer_watch *peer_watch_find_due(void)
 {
-    for (struct peer *peer = registry.peers; peer; peer = peer->next)
+    for (struct peer *peer = registry.watch_calls.are_due ? registry.peers : NULL; peer; peer = peer->next)
         for (struct peer_watch *watch = peer_is_over(peer) ? peer->watches : NULL; watch; watch = watch->next)
             if (!watch->called) return watch;
+    registry.watch_calls.are_due = false;
     return NULL;
 }
 bool peers_call_due_watch(void)
@@ -247,11 +252,11 @@ bool peers_call_due_watch(void)
     void (*lost)(void *) = watch->lost;
     void *context = watch->context;
     watch->called = true;
-    registry.calling = watch;
+    registry.watch_calls.running = watch;
     pthread_mutex_unlock(&registry.lock);
     lost(context);
     pthread_mutex_lock(&registry.lock);
-    registry.calling = NULL;
+    registry.watch_calls.running = NULL;
     pthread_cond_broadcast(&registry.changed);
     return true;
 }

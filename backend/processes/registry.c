@@ -90,16 +90,37 @@ static bool registry_extend_index(void)
     for (struct peer *peer = registry.peers; peer; peer = peer->next) registry_index_peer(peer);
     return true;
 }
+/* Makes the peer the first of the list. */
+static void registry_list_peer(struct peer *peer)
+{
+    peer->next = registry.peers;
+    peer->at = &registry.peers;
+    if (peer->next) peer->next->at = &peer->next;
+    registry.peers = peer;
+}
+static void registry_unlist_peer(struct peer *peer)
+{
+    *peer->at = peer->next;
+    if (peer->next) peer->next->at = peer->at;
+    peer->at = NULL;
+}
 bool registry_insert_peer(struct peer *peer)
 {
     if (!registry_extend_index()) return false;
     registry_index_peer(peer);
     registry.index.count++;
-    peer->next = registry.peers;
-    peer->at = &registry.peers;
-    if (peer->next) peer->next->at = &peer->next;
-    registry.peers = peer;
+    registry_list_peer(peer);
     return true;
+}
+/* Few peers of other hosts are connected, so those that were found before are the first. */
+struct peer *registry_find_socket(int descriptor)
+{
+    struct peer *peer = registry.peers;
+    while (peer && peer->descriptor != descriptor) peer = peer->next;
+    if (!peer || peer == registry.peers) return peer;
+    registry_unlist_peer(peer);
+    registry_list_peer(peer);
+    return peer;
 }
 struct peer *registry_add_peer(const struct identity *identity, const struct key_id *key, const struct peer_ops *ops)
 {
@@ -125,9 +146,7 @@ void registry_remove_peer(struct peer *peer)
     struct peer **at = registry_place_of(peer->identity.nonce);
     while (*at != peer) at = &(*at)->next_at_place;
     *at = peer->next_at_place;
-    *peer->at = peer->next;
-    if (peer->next) peer->next->at = peer->at;
-    peer->at = NULL;
+    registry_unlist_peer(peer);
     if (--registry.index.count == 0) registry_free_index();
 }
 void registry_forget_peers(void)

@@ -15,6 +15,9 @@ struct early_descriptor { int descriptor; unsigned char token[16]; };
 struct refused_descriptors { unsigned char tokens[MOST_REFUSED][16]; unsigned count; };
 /* The peers by their nonces. `places` has `count` peers at `room` places, a power of two: each place is a list. */
 struct peer_index { struct peer **places; uint32_t room, count; };
+/* The watch whose callback is running, or NULL. `are_due` is false if no peer that is over has a watch that was not
+   called. */
+struct watch_calls { const struct peer_watch *running; bool are_due; };
 /* A group, by its token, and the process that could not join it. */
 struct join_abort { unsigned char token[16]; struct identity by; };
 
@@ -48,8 +51,7 @@ struct registry {
     /* A ring of the latest aborted joins, and the number of all so far. */
     struct join_abort join_aborts[MOST_JOIN_ABORTS];
     unsigned join_abort_count;
-    /* The watch whose callback is running, or NULL. */
-    const struct peer_watch *calling;
+    struct watch_calls watch_calls;
     /* The number of refused connections, and of early descriptors that were closed for lack of room. */
     uint64_t refused_count, closed_early_count;
 };
@@ -85,6 +87,8 @@ bool registry_insert_peer(struct peer *peer);
 struct peer *registry_add_peer(const struct identity *identity, const struct key_id *key, const struct peer_ops *ops);
 /* Removes the peer from the list and the index, if it is there, but does not free it. */
 void registry_remove_peer(struct peer *peer);
+/* Returns the peer with that socket, or NULL. Later searches find it soon. */
+struct peer *registry_find_socket(int descriptor);
 /* Forgets all peers in a forked child, which keeps their memory. */
 void registry_forget_peers(void);
 /* Keeps a descriptor until a rank asks for it, or closes it if it is refused or the join of its group was aborted. It

@@ -135,6 +135,7 @@ static bool has_all(const void *what)
     return all;
 }
 static bool has_some(const void *received) { return atomic_load(&((const struct inbox *)received)->count) > 0; }
+static bool has_second(const void *received) { return atomic_load(&((const struct inbox *)received)->last[2]) == 2; }
 static struct channel *open_channel(struct peer *const *peers, struct inbox *received)
 {
     struct channel *c;
@@ -149,6 +150,38 @@ static void channel_post_value(struct channel *c, int value)
     char bytes[1024] = { 0 };
     memcpy(bytes, &value, sizeof value);
     REQUIRE(channel_send(c, 1 - rank, (unsigned)value % 3, bytes, sizeof bytes));
+}
+/* The watch thread does not read the many idle links for each message. */
+static void post_beside_idle_links(void)
+{
+    enum { IDLE_LINKS = 100 };
+    struct peer *peers[2] = { NULL }, *idle[IDLE_LINKS];
+    struct inbox received;
+    world_listen(address);
+    peers[1 - rank] = world_hold(1 - rank);
+    for (uint32_t i = 0; i < IDLE_LINKS; i++) idle[i] = hold_one_of_many(i);
+    REQUIRE(registry.peers != peers[1 - rank]);
+    struct channel *c = open_channel(peers, &received);
+    REQUIRE(link_await(peers[1 - rank], clock_ms() + JOIN_MS) == TUTTI_OK);
+    channel_post_value(c, 1);
+    REQUIRE(await_condition(has_some, &received));
+    world_barrier(2);
+    /* The first message may have arrived with the handshake, before the link had a socket. */
+    channel_post_value(c, 2);
+    REQUIRE(await_condition(has_second, &received));
+    pthread_mutex_lock(&registry.lock);
+    REQUIRE(registry.peers == peers[1 - rank] && !registry.watch_calls.are_due);
+    pthread_mutex_unlock(&registry.lock);
+    world_barrier(2);
+    channel_close(c);
+    for (int i = 0; i < IDLE_LINKS; i++) peer_release(idle[i]);
+    peer_release(peers[1 - rank]);
+    peers_release();
+}
+static void test_link_in_use_is_found_first(void **state)
+{
+    (void)state;
+    world_run(2, post_beside_idle_links, 0);
 }
 static void post_without_waiting(void)
 {
@@ -382,6 +415,7 @@ int test_links(void)
         cmocka_unit_test(test_both_ends_connect_at_once),
         cmocka_unit_test(test_both_ends_connect_at_once_over_ipv6),
         cmocka_unit_test(test_connection_and_link_to_one_process_are_two_peers),
+        cmocka_unit_test(test_link_in_use_is_found_first),
         cmocka_unit_test(test_messages_keep_their_order),
         cmocka_unit_test(test_messages_arrive_before_the_loss_is_reported),
         cmocka_unit_test(test_messages_arrive_after_their_link_is_released),
