@@ -15,18 +15,35 @@ static int split_compare_ranks(const struct split *all, int a, int b)
     if (all[a].key != all[b].key) return all[a].key < all[b].key ? -1 : 1;
     return a - b;
 }
+/* A rank of the parent with its key, to sort the ranks of a color without a look at their records. */
+struct split_place { int32_t key, rank; };
+static int split_place_compare(const void *a, const void *b)
+{
+    const struct split_place *x = a, *y = b;
+    return x->key != y->key ? (x->key < y->key ? -1 : 1) : x->rank - y->rank;
+}
+/* Lists the records of the new group's ranks in the order of the group. `places` has room for each of them. */
+static void split_sort_members(const tutti_comm *parent, const struct split *all, struct split_place *places,
+    struct member *out)
+{
+    int count = 0, color = all[parent->group.rank].color;
+    for (int r = 0; r < parent->group.size; r++)
+        if (all[r].color == color) places[count++] = (struct split_place){ all[r].key, r };
+    qsort(places, (size_t)count, sizeof *places, split_place_compare);
+    for (int i = 0; i < count; i++) out[i] = all[places[i].rank].member;
+}
 /* Sets the members of the new group, whose table has only their records. */
 static tutti_status split_set_members(const tutti_comm *parent, const struct split *all, struct group *group)
 {
     struct shared_table *table;
-    int color = all[parent->group.rank].color;
     struct member *members = memory_alloc_zeroed((size_t)group->size, sizeof *members);
-    if (!members) return status_fail(TUTTI_NO_MEMORY, "no memory for %d members", group->size);
-    for (int r = 0; r < parent->group.size; r++) {
-        int at = 0;
-        if (all[r].color != color) continue;
-        for (int q = 0; q < parent->group.size; q++) at += all[q].color == color && split_compare_ranks(all, q, r) < 0;
-        members[at] = all[r].member;
+    struct split_place *places = memory_alloc_zeroed((size_t)group->size, sizeof *places);
+    if (members && places) split_sort_members(parent, all, places, members);
+    bool has_memory = members && places;
+    free(places);
+    if (!has_memory) {
+        free(members);
+        return status_fail(TUTTI_NO_MEMORY, "no memory for %d members", group->size);
     }
     TRY(member_table_keep(members, &table));
     group_set_table(group, table);

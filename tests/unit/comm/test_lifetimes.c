@@ -102,6 +102,27 @@ static void test_split_works_inside_a_group_of_calls(void **state)
     (void)state;
     world_threads(3, NULL, splits_inside_a_group, NULL);
 }
+static int split_key_of(int rank) { return rank * 5 % 4 - 2; }
+/* The even and the odd ranks each form a group, in which some ranks have the same key. */
+static void split_by_keys(struct rank *me)
+{
+    enum { PART = 5 };
+    tutti_comm *comm;
+    int32_t order[PART] = { 0 }, own = me->rank;
+    REQUIRE(tutti_comm_split(me->comm, me->rank % 2, split_key_of(me->rank), &comm) == TUTTI_OK);
+    REQUIRE(tutti_all_gather(&own, order, 1, TUTTI_INT32, comm, NULL) == TUTTI_OK);
+    for (int i = 0; i < PART; i++) REQUIRE(order[i] % 2 == me->rank % 2);
+    for (int i = 1; i < PART; i++) {
+        int before = split_key_of(order[i - 1]), key = split_key_of(order[i]);
+        REQUIRE(before < key || (before == key && order[i - 1] < order[i]));
+    }
+    REQUIRE(tutti_comm_destroy(comm) == TUTTI_OK);
+}
+static void test_split_orders_ranks_by_key_and_rank(void **state)
+{
+    (void)state;
+    world_threads(10, NULL, split_by_keys, NULL);
+}
 /* An operation with a blocking request is complete when its call returns, also inside a group. */
 static void blocks_inside_a_group(struct rank *me)
 {
@@ -221,6 +242,7 @@ int test_lifetimes(void)
         cmocka_unit_test(test_request_outlives_its_communicator),
         cmocka_unit_test(test_refused_call_does_not_start_its_request),
         cmocka_unit_test(test_split_works_inside_a_group_of_calls),
+        cmocka_unit_test(test_split_orders_ranks_by_key_and_rank),
         cmocka_unit_test(test_blocking_request_completes_inside_a_group_of_calls),
         cmocka_unit_test(test_queries_do_not_wait_for_a_thread_in_a_barrier),
     };
