@@ -22,27 +22,28 @@ static void fabric_transport_unlock(struct fabric_transport *transport)
 static void fabric_send(struct transport *base, int member, struct transfer *transfer)
 {
     struct fabric_transport *transport = fabric_transport_lock(base);
-    fabric_link_send(transport, &transport->links[member], transfer);
+    fabric_link_send(transport, fabric_transport_link(transport, member), transfer);
     fabric_transport_unlock(transport);
 }
 static enum readiness fabric_readiness(struct transport *base, int member)
 {
     struct fabric_transport *transport = fabric_transport_lock(base);
-    enum readiness readiness = fabric_link_readiness(transport, &transport->links[member]);
+    enum readiness readiness = fabric_link_readiness(transport, fabric_transport_link(transport, member));
     fabric_transport_unlock(transport);
     return readiness;
 }
 static void fabric_accept(struct transport *base, int member, struct transfer *transfer, const struct arrival *arrival)
 {
     struct fabric_transport *transport = fabric_transport_lock(base);
-    fabric_transport_accept_rndv(transport, &transport->links[member], transfer, arrival->id, arrival->bytes);
+    fabric_transport_accept_rndv(transport, fabric_transport_link(transport, member), transfer, arrival->id,
+        arrival->bytes);
     fabric_transport_end_completed(transport);
     fabric_transport_unlock(transport);
 }
 static void fabric_release(struct transport *base, int member, uint64_t bytes)
 {
     struct fabric_transport *transport = fabric_transport_lock(base);
-    fabric_link_owe_credit(transport, &transport->links[member], bytes);
+    fabric_link_owe_credit(transport, fabric_transport_link(transport, member), bytes);
     fabric_transport_unlock(transport);
 }
 /* Does the work that is due: handles messages whose turn has come, starts fetches, ends completed ops, sends waiting
@@ -73,6 +74,7 @@ static void fabric_transport_record_breaks(struct fabric_transport *transport)
             bool leads_to_rank = link->endpoint
                 ? link->endpoint == endpoint
                 : memcmp(transport->callbacks.process(transport->callbacks.context, r), endpoint->process, 16) == 0;
+            if (leads_to_rank) link->rank = r;
             if (leads_to_rank && has_other_networks && !endpoint->is_open && !link->waiting_sends.first)
                 fabric_link_mark_refused(transport, link, endpoint->why);
             else if (leads_to_rank) fabric_link_mark_broken(transport, link, endpoint->why);
@@ -181,7 +183,7 @@ static bool fabric_link_remove_waiting(struct fabric_transport *transport, struc
 static bool fabric_cancel(struct transport *base, int member, struct transfer *transfer)
 {
     struct fabric_transport *transport = fabric_transport_lock(base);
-    struct fabric_link *link = &transport->links[member];
+    struct fabric_link *link = fabric_transport_link(transport, member);
     bool forgotten = fabric_link_remove_waiting(transport, link, transfer)
         || transfer_list_remove(&link->held_transfers, transfer)
         || fabric_link_forget_receive(transport, link, transfer),
@@ -252,7 +254,7 @@ static void fabric_link_end(struct fabric_transport *transport, struct fabric_li
 static void fabric_lose(struct transport *base, int member, tutti_status status)
 {
     struct fabric_transport *transport = fabric_transport_lock(base);
-    fabric_link_end(transport, &transport->links[member], status);
+    fabric_link_end(transport, fabric_transport_link(transport, member), status);
     fabric_transport_unlock(transport);
 }
 /* Gives the ops in flight to fabric->orphans, where they are freed when they complete. Frees the completed ops. */
@@ -289,7 +291,7 @@ static void fabric_destroy(struct transport *base)
     for (struct saved_msg *msg; (msg = saved_msgs_pop(&transport->ahead)) != NULL;)
         saved_msg_free(transport->fabric, msg);
     fabric_transport_unlock(transport);
-    free(transport->links);
+    memory_free_sparse(transport->links, (size_t)transport->size * sizeof *transport->links);
     free(transport);
 }
 static const struct transport_operations operations = { .name = "fabric",
@@ -325,10 +327,11 @@ static void fabric_transport_take_early(struct fabric_transport *transport)
 tutti_status fabric_connect(struct fabric *fabric, struct router *router, const struct fabric_callbacks *callbacks)
 {
     struct fabric_transport *transport = memory_alloc_zeroed(1, sizeof *transport);
-    struct fabric_link *links = memory_alloc_zeroed((size_t)router->size, sizeof *links);
+    const size_t link_bytes = (size_t)router->size * sizeof(struct fabric_link);
+    struct fabric_link *links = memory_alloc_sparse(link_bytes);
     if (!transport || !links) {
         free(transport);
-        free(links);
+        memory_free_sparse(links, link_bytes);
         return status_fail(TUTTI_NO_MEMORY, "rank %d has no memory for links with %d ranks", router->rank,
             router->size);
     }
@@ -341,7 +344,6 @@ tutti_status fabric_connect(struct fabric *fabric, struct router *router, const 
         .callbacks = *callbacks,
         .links = links
     };
-    for (int r = 0; r < transport->size; r++) links[r].rank = r;
     fabric_lock(fabric);
     /* Earlier breaks do not concern this group. */
     transport->seen_breaks = fabric->break_count;

@@ -17,8 +17,9 @@ enum {
     /* How long a connection may take before the rank logs that messages go by another network. */
     UNCONNECTED_MS = 3000
 };
-/* The link with one rank. */
+/* The link with one rank. It is zero until it is used. */
 struct fabric_link {
+    /* Set by the first use. */
     int rank;
     /* The rank was lost: its transfers have failed, and its later messages are ignored. */
     bool is_lost;
@@ -84,7 +85,7 @@ struct fabric_transport {
     uint64_t comm;
     int rank, size;
     struct fabric_callbacks callbacks;
-    /* One link for each rank. */
+    /* One link for each rank, of which only the pages with used ones are resident (memory_alloc_sparse). */
     struct fabric_link *links;
     /* Ops in flight, and ops that have completed and are not handled yet. */
     struct fabric_op *ops, *completed;
@@ -113,6 +114,12 @@ struct fabric_transport {
     /* The next transport of the fabric. */
     struct fabric_transport *next;
 };
+/* Returns the link with that rank, to use it. */
+static inline struct fabric_link *fabric_transport_link(const struct fabric_transport *transport, int rank)
+{
+    transport->links[rank].rank = rank;
+    return &transport->links[rank];
+}
 /* Returns the credit in bytes that an eager message of this size takes. */
 static inline uint64_t eager_message_charge(uint64_t bytes) { return bytes < LEAST_CHARGE ? LEAST_CHARGE : bytes; }
 /* Returns whether so much credit is owed to the rank of the link that a message must return it soon. */

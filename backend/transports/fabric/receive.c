@@ -322,7 +322,7 @@ bool fabric_transport_handle_ahead(struct fabric_transport *transport)
     transport->ahead = (struct saved_msgs){ NULL, NULL, 0 };
     router->ahead_count -= all.count;
     for (struct saved_msg *msg; (msg = saved_msgs_pop(&all)) != NULL;) {
-        struct fabric_link *link = &transport->links[msg->header.from];
+        struct fabric_link *link = fabric_transport_link(transport, msg->header.from);
         int missing_count = link->is_lost ? 0 : messages_missing_before(transport, &msg->header);
         if (missing_count > 0) {
             fabric_transport_push_ahead(transport, msg);
@@ -351,7 +351,7 @@ void fabric_transport_handle_saved_msgs(struct fabric_transport *transport)
 {
     for (struct saved_msg *msg; (msg = saved_msgs_pop(&transport->saved_msgs)) != NULL;
         saved_msg_finish(transport, msg)) {
-        struct fabric_link *link = &transport->links[msg->header.from];
+        struct fabric_link *link = fabric_transport_link(transport, msg->header.from);
         if (!link->is_lost && !msg->endpoint->is_faulty)
             fabric_link_handle_header(transport, link, msg->endpoint, &msg->header, msg->data);
     }
@@ -375,7 +375,7 @@ static const char *fabric_transport_find_fault(const struct fabric_transport *tr
     const struct endpoint *endpoint, const struct header *header, bool is_announced)
 {
     struct fabric_link *link =
-        header->from >= 0 && header->from < transport->size ? &transport->links[header->from] : NULL;
+        header->from >= 0 && header->from < transport->size ? fabric_transport_link(transport, header->from) : NULL;
     if (!link || !fabric_link_owns_endpoint(transport, link, endpoint))
         return "its process has sent a message as another process";
     if (link->is_lost) return NULL;
@@ -421,7 +421,7 @@ bool fabric_transport_handle_message(struct fabric_transport *transport, struct 
 {
     const char *fault = fabric_transport_find_fault(transport, endpoint, header, is_announced);
     if (fault) endpoint_mark_faulty(transport->fabric, endpoint, fault);
-    struct fabric_link *link = fault ? NULL : &transport->links[header->from];
+    struct fabric_link *link = fault ? NULL : fabric_transport_link(transport, header->from);
     if (!link || link->is_lost) return false;
     if (!fabric_link_record_arrival(transport, link, header, data, bytes, is_announced)) {
         fabric_transport_mark_out_of_memory(transport);

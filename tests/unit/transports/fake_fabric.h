@@ -128,13 +128,14 @@ static void name_of_host(void *context, int rank, char *out, size_t bytes)
     (void)context;
     snprintf(out, bytes, "host %d", rank);
 }
-static void join_group(void)
+static void join_group_of(int size)
 {
     const struct fabric_callbacks callbacks = { .process = process_of, .address = address_of, .name = name_of_host };
-    me = (struct rank){ .rank = 0, .size = RANKS, .router = new_router(0, RANKS, &bell) };
+    me = (struct rank){ .rank = 0, .size = size, .router = new_router(0, size, &bell) };
     me.router->comm = COMM;
     assert_int_equal(fabric_connect(&fabric, me.router, &callbacks), TUTTI_OK);
 }
+static void join_group(void) { join_group_of(RANKS); }
 static int open_all(void **state)
 {
     const struct fabric_environment place = { .simulated = true };

@@ -2,6 +2,8 @@
    process that sends it, while the rank polls and while it does not. An invalid message closes the connection of its
    sender, with a reason that names the rank, and no other connection. */
 #include "tests/unit/transports/fake_fabric.h"
+#include <sys/mman.h>
+#include <unistd.h>
 
 /* ---- withdrawals ---- */
 static void withdraws_by_another_name(void)
@@ -47,6 +49,31 @@ static void test_a_withdrawal_with_a_foreign_or_unknown_id_is_ignored(void **sta
 {
     (void)state;
     in_both_ways(withdraws_unknown_ids);
+}
+/* Returns how many pages of the links to `size` ranks take memory. */
+static int count_pages_of_links(int size)
+{
+    enum { MOST_PAGES = 4096 };
+    static unsigned char resident[MOST_PAGES];
+    const size_t page = (size_t)sysconf(_SC_PAGESIZE), bytes = (size_t)size * sizeof(struct fabric_link);
+    const size_t pages = (bytes + page - 1) / page;
+    int count = 0;
+    assert_in_range(pages, 1, MOST_PAGES);
+    assert_int_equal(mincore(fabric.transports->links, bytes, resident), 0);
+    for (size_t i = 0; i < pages; i++) count += resident[i] & 1;
+    return count;
+}
+static void test_links_take_memory_when_they_are_used(void **state)
+{
+    enum { MANY = 65536 };
+    join_group_of(MANY);
+    assert_int_equal(count_pages_of_links(MANY), 0);
+    assert_true(rndv_announce(2, 9, 100, 7));
+    poll_all();
+    assert_int_equal(count_pages_of_links(MANY), 1);
+    assert_int_equal(fabric_transport_link(fabric.transports, MANY - 1)->rank, MANY - 1);
+    assert_int_equal(count_pages_of_links(MANY), 2);
+    (void)state;
 }
 static void announces_twice(void)
 {
@@ -358,6 +385,7 @@ int test_fabric(void)
         cmocka_unit_test(test_a_withdrawal_finds_its_message_by_id),
         cmocka_unit_test(test_a_withdrawal_with_a_foreign_or_unknown_id_is_ignored),
         cmocka_unit_test(test_announcing_an_id_twice_is_refused),
+        cmocka_unit_test_setup_teardown(test_links_take_memory_when_they_are_used, begin, leave_and_close),
         cmocka_unit_test(test_a_transport_receives_until_its_fetch_is_complete),
         cmocka_unit_test(test_a_process_may_send_only_for_its_own_rank),
         cmocka_unit_test(test_messages_of_a_non_member_are_refused),
