@@ -81,8 +81,8 @@ bool notice_read(const struct fabric *fabric, const struct header *header, const
    ucx_advance_handshakes then opens it. Errors: SYSTEM, NO_MEMORY. */
 tutti_status ucx_endpoint_create(struct fabric *fabric, const unsigned char process[16], const struct key_id *key,
     const unsigned char *address, size_t bytes, struct endpoint **out);
-/* Returns the endpoint with this number, or NULL if none has it or it was disconnected. UCX may still deliver messages
-   that came before. */
+/* Returns the endpoint with this number. Returns NULL if there is no such endpoint, or if it was disconnected: UCX may
+   still deliver messages that came over it before. */
 struct ucx_endpoint *ucx_endpoint_find_by_number(uint64_t number);
 /* Handles the received handshake messages and sends those that are due. The caller calls it after every progress while
    fabric->needs_poll is set, and never in a callback of UCX. */
