@@ -38,7 +38,8 @@ static size_t cut_choose_tile(const struct stream_site *site, const struct strea
     for (int i = 0; i < 2 && tile; i++) tile = size_smaller(plan_find_least_tile(plan, piece, tile), piece);
     return tile <= most ? tile : 0;
 }
-tutti_status stream_cut_message(const struct stream_site *site, const struct stream_operation *operation,
+/* Cuts the message. Returns false if the slots are too small, or the calls are too many. */
+static bool cut_try_message(const struct stream_site *site, const struct stream_operation *operation,
     struct stream_cut *out)
 {
     const struct plan *plan = operation->plan;
@@ -50,11 +51,6 @@ tutti_status stream_cut_message(const struct stream_site *site, const struct str
         pieces == 1 ? operation->part_bytes : size_round_up((operation->part_bytes + pieces - 1) / pieces, LINE);
     size_t tile = cut_choose_tile(site, operation, piece, chunks, scratch);
     size_t tiles = tile ? (piece + tile - 1) / tile : 1, calls = plan_count_calls_of_tiles(plan, tile, tiles);
-    if ((piece && !tile) || calls > STREAM_CALLS)
-        return status_refuse(TUTTI_UNSUPPORTED,
-            "slots of %zu bytes are too small for %zu bytes of each rank: %s has %zu chunks in %d slots, and an "
-            "operation may take %d calls of the driver; use larger slots or several operations",
-            site->half_bytes, operation->part_bytes, plan->algorithm->name, scratch, plan->slots, STREAM_CALLS);
     *out = (struct stream_cut){
         .site = site,
         .operation = operation,
@@ -67,7 +63,31 @@ tutti_status stream_cut_message(const struct stream_site *site, const struct str
         .calls = calls,
     };
     out->slot_bytes = out->slot_stride * scratch;
+    return (!piece || tile) && calls <= STREAM_CALLS;
+}
+tutti_status stream_cut_message(const struct stream_site *site, const struct stream_operation *operation,
+    struct stream_cut *out)
+{
+    const struct plan *plan = operation->plan;
+    struct stream_cut cut;
+    if (!cut_try_message(site, operation, &cut))
+        return status_refuse(TUTTI_UNSUPPORTED,
+            "slots of %zu bytes are too small for %zu bytes of each rank: %s has %d chunks in %d slots, and an "
+            "operation may take %d calls of the driver; use larger slots or several operations",
+            site->half_bytes, operation->part_bytes, plan->algorithm->name, cut.schedule->chunks[SCRATCH], plan->slots,
+            STREAM_CALLS);
+    *out = cut;
     return TUTTI_OK;
+}
+size_t stream_cut_find_most_bytes(const struct stream_site *site, const struct stream_operation *operation)
+{
+    struct stream_operation tried = *operation;
+    struct stream_cut cut;
+    while (!cut_try_message(site, &tried, &cut)) {
+        if (tried.part_bytes <= LINE) return 0;
+        tried.part_bytes = size_round_up(tried.part_bytes / 2, LINE);
+    }
+    return tried.part_bytes;
 }
 static struct stream_piece cut_locate_chunk_in_slot(const struct stream_cut *cut, const struct span *span, int index,
     int tile)
@@ -86,7 +106,8 @@ struct stream_piece stream_cut_locate_chunk(const struct stream_cut *cut, const 
     const struct stream_operation *operation = cut->operation;
     CUdeviceptr base = span->buffer == INPUT ? operation->input : operation->output;
     size_t pieces = (size_t)cut->schedule->cut, at = (size_t)(span->first + index);
-    size_t part = at / pieces * operation->part_bytes, from = (size_t)tile * cut->tile_bytes,
+    size_t stride = operation->part_stride ? operation->part_stride : operation->part_bytes;
+    size_t part = at / pieces * stride, from = (size_t)tile * cut->tile_bytes,
            start = at % pieces * cut->piece_bytes + from;
     if (start >= operation->part_bytes || from >= cut->piece_bytes) return (struct stream_piece){ base, 0 };
     size_t bytes = size_smaller(size_smaller(cut->tile_bytes, cut->piece_bytes - from), operation->part_bytes - start);

@@ -15,6 +15,11 @@ struct stream_operation {
     tutti_op op;
     /* The factor of PREMUL_SUM. */
     double factor;
+    /* The distance of two parts in the tensors; 0: part_bytes. A longer one lets several operations do parts of one
+       message. */
+    size_t part_stride;
+    /* A number that must be equal on all ranks. */
+    uint64_t label;
 };
 struct stream_cut {
     const struct stream_site *site;
@@ -43,5 +48,8 @@ struct stream_piece {
    few tiles that all calls of the driver find room in its queue. */
 tutti_status stream_cut_message(const struct stream_site *site, const struct stream_operation *operation,
     struct stream_cut *out);
+/* Returns the most bytes of a part, at most part_bytes, that one operation can have. It is equal on all ranks. 0: the
+   slots are too small for any. */
+size_t stream_cut_find_most_bytes(const struct stream_site *site, const struct stream_operation *operation);
 /* Returns the memory of chunk `index` of a span in a tile. */
 struct stream_piece stream_cut_locate_chunk(const struct stream_cut *cut, const struct span *span, int index, int tile);

@@ -100,7 +100,7 @@ static uint64_t operation_make_fingerprint(const struct stream_operation *operat
         hash = hash_add_value(hash, mask_word(plan->in_place, word, plan->count));
     const uint64_t values[] = { algorithm->collective, (uint64_t)plan->root, (uint64_t)plan->slots, plan->stage_inputs,
         plan->stage_sends, operation->part_bytes, operation->tile_bytes, operation->dtype, operation->op,
-        operation->op == TUTTI_PREMUL_SUM ? factor : 0 };
+        operation->label, operation->op == TUTTI_PREMUL_SUM ? factor : 0 };
     for (size_t i = 0; i < sizeof values / sizeof *values; i++) hash = hash_add_value(hash, values[i]);
     return hash;
 }

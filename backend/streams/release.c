@@ -21,6 +21,14 @@ bool stream_site_is_idle(const struct stream_site *site)
 {
     return stream_site_read_done_number(site) == atomic_load(&site->enqueued);
 }
+bool stream_site_rank_has_enqueued(const struct stream_site *site, int rank, uint64_t number)
+{
+    return (int32_t)(atomic_load(&stream_site_line_of_rank(site, rank)->enqueued) - (uint32_t)number) >= 0;
+}
+bool stream_site_rank_has_run(const struct stream_site *site, int rank, uint64_t number)
+{
+    return (int32_t)(atomic_load(&stream_site_line_of_rank(site, rank)->done) - (uint32_t)number) >= 0;
+}
 static bool site_sees_all_ranks_idle(const struct stream_site *site)
 {
     for (int rank = 0; rank < site->ranks; rank++) {
@@ -69,11 +77,13 @@ static tutti_status site_check_device(struct stream_site *site)
     pthread_mutex_unlock(&site->driver_lock);
     return status;
 }
+static tutti_status failure_get_status(uint64_t failure) { return -(tutti_status)(failure >> RANK_BITS); }
+static int failure_get_rank(uint64_t failure) { return (int)(failure & ((1u << RANK_BITS) - 1)); }
 /* Returns the group's failure as this thread's error. */
 static tutti_status failure_report_as_error(uint64_t failure)
 {
-    tutti_status status = -(tutti_status)(failure >> RANK_BITS);
-    int rank = (int)(failure & ((1u << RANK_BITS) - 1));
+    tutti_status status = failure_get_status(failure);
+    int rank = failure_get_rank(failure);
     return status_fail(status, "operations on streams have failed because of rank %d of this host: %s", rank,
         status_message(status));
 }
@@ -112,7 +122,8 @@ static void site_compare_new_declarations(struct stream_site *site)
         }
     }
 }
-tutti_status stream_site_poll_group(struct stream_site *site)
+/* Polls the group, and returns its failure or 0. *found gets the failure that this poll has found in the device. */
+static uint64_t site_poll_failure(struct stream_site *site, tutti_status *found)
 {
     pthread_mutex_lock(&site->compare_lock);
     uint64_t done = stream_site_read_done_number(site);
@@ -120,11 +131,25 @@ tutti_status stream_site_poll_group(struct stream_site *site)
     uint64_t failure = atomic_load(&site->words->failure);
     if (!failure) site->completed = done < site->compared ? done : site->compared;
     pthread_mutex_unlock(&site->compare_lock);
-    if (!failure) return site_check_device(site);
-    site_release_waiting_streams(site);
-    site_write_host_end(site);
-    site_check_device(site);
-    return failure_report_as_error(failure);
+    if (failure) {
+        site_release_waiting_streams(site);
+        site_write_host_end(site);
+    }
+    *found = site_check_device(site);
+    return failure;
+}
+tutti_status stream_site_poll_quietly(struct stream_site *site, int *rank)
+{
+    tutti_status found;
+    uint64_t failure = site_poll_failure(site, &found);
+    *rank = failure ? failure_get_rank(failure) : -1;
+    return failure ? failure_get_status(failure) : found;
+}
+tutti_status stream_site_poll_group(struct stream_site *site)
+{
+    tutti_status found;
+    uint64_t failure = site_poll_failure(site, &found);
+    return failure ? failure_report_as_error(failure) : found;
 }
 tutti_status stream_site_test_operation(struct stream_site *site, uint64_t number)
 {

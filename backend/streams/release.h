@@ -4,6 +4,9 @@
 #pragma once
 #include "backend/streams/site.h"
 
+/* Does what stream_site_poll_group does, without an error text. *rank gets the rank that failed the group, or -1: this
+   call has found that the device has failed, and this thread's last error has the text. */
+tutti_status stream_site_poll_quietly(struct stream_site *site, int *rank);
 /* Compares what ranks have declared, and fails the group if two differ. Returns OK, or the failure of the group. After
    a failure each call releases the streams that wait. Some calls ask the driver whether the device has failed, so they
    may wait while the driver blocks another thread of the program. */
@@ -17,3 +20,11 @@ tutti_status stream_site_test_operation(struct stream_site *site, uint64_t numbe
 uint64_t stream_site_read_done_number(const struct stream_site *site);
 /* True if the streams have run all operations, also after a failure, so that slots and tensors are free. */
 bool stream_site_is_idle(const struct stream_site *site);
+/* Returns the number of the last operation that is done and declared by all ranks equally, as the last poll found. */
+static inline uint64_t stream_site_get_completed_number(const struct stream_site *site)
+{
+    return atomic_load(&site->completed);
+}
+/* True if a rank has begun to enqueue an operation of this rank, or its streams have run it. */
+bool stream_site_rank_has_enqueued(const struct stream_site *site, int rank, uint64_t number);
+bool stream_site_rank_has_run(const struct stream_site *site, int rank, uint64_t number);

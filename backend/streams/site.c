@@ -3,6 +3,7 @@
 #include "backend/streams/site.h"
 #include "backend/base/memory.h"
 #include "backend/base/random.h"
+#include "backend/streams/host_words.h"
 #include <pthread.h>
 #include <stdlib.h>
 
@@ -38,11 +39,9 @@ void stream_site_leave_context(bool entered)
 /* ---- creation ---- */
 static tutti_status site_register_host_words(struct stream_site *site, void *words)
 {
-    size_t bytes = stream_words_count_bytes(site->ranks);
-    unsigned flags = CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP;
-    TRY(cuda_check(cuda.cuMemHostRegister_v2(words, bytes, flags), "cuMemHostRegister of the ranks' words"));
+    TRY(host_words_register(words, site->ranks, &site->words_at));
     site->words = words;
-    return cuda_check(cuda.cuMemHostGetDevicePointer_v2(&site->words_at, words, 0), "cuMemHostGetDevicePointer");
+    return TUTTI_OK;
 }
 static tutti_status site_allocate_own_slots(struct stream_site *site, size_t bytes)
 {
@@ -180,12 +179,14 @@ tutti_status stream_site_connect_peers(struct stream_site *site, const struct st
 void stream_site_disconnect_peers(struct stream_site *site)
 {
     bool entered;
-    if (stream_site_enter_context(site, &entered)) return;
-    for (int rank = 0; rank < site->ranks; rank++) {
-        if (site->opened[rank]) cuda.cuIpcCloseMemHandle(site->opened[rank]);
-        site->opened[rank] = 0;
+    if (!stream_site_enter_context(site, &entered)) {
+        for (int rank = 0; rank < site->ranks; rank++) {
+            if (site->opened[rank]) cuda.cuIpcCloseMemHandle(site->opened[rank]);
+            site->opened[rank] = 0;
+        }
+        stream_site_leave_context(entered);
     }
-    stream_site_leave_context(entered);
+    stream_words_set_disconnected(site->words, site->rank);
 }
 void stream_site_destroy(struct stream_site *site)
 {
@@ -194,7 +195,7 @@ void stream_site_destroy(struct stream_site *site)
     if (site->context && !stream_site_enter_context(site, &entered)) {
         if (site->idle_stream) cuda.cuStreamDestroy_v2(site->idle_stream);
         if (site->slots[site->rank]) cuda.cuMemFree_v2(site->slots[site->rank]);
-        if (site->words) cuda.cuMemHostUnregister(site->words);
+        if (site->words) host_words_unregister(site->words);
         stream_site_leave_context(entered);
     }
     pthread_mutex_destroy(&site->driver_lock);

@@ -18,8 +18,8 @@ struct stream_settings {
     CUdevice device;
     /* The bytes of this rank's slots; rounded up to blocks of 2 MiB. */
     size_t slot_bytes;
-    /* stream_words_count_bytes(ranks) bytes of shared memory, which every rank has mapped at an address of its own and
-       keeps mapped as long as the site. */
+    /* stream_words_count_bytes(ranks) bytes of shared memory, which every rank keeps mapped as long as the site. Ranks
+       of one process may use one mapping. */
     void *words;
     /* The kernels, as cuModuleLoadData takes them. */
     const void *image;
@@ -72,9 +72,9 @@ tutti_status stream_site_create(const struct stream_settings *settings, struct s
 tutti_status stream_site_export_address(const struct stream_site *site, struct stream_address *out);
 /* Opens the slots of all ranks, by what each has exported. */
 tutti_status stream_site_connect_peers(struct stream_site *site, const struct stream_address *addresses);
-/* Closes the slots of all other ranks, after all operations are done. */
+/* Closes the slots of all other ranks, after all operations are done, and announces that in the words. */
 void stream_site_disconnect_peers(struct stream_site *site);
-/* Frees the slots, after all ranks have disconnected. NULL is fine. */
+/* Frees the slots, after all ranks have disconnected or died. NULL is fine. */
 void stream_site_destroy(struct stream_site *site);
 /* Makes the site's context current on this thread, if it is not; *entered tells stream_site_leave_context to undo that.
    */

@@ -3,6 +3,7 @@
 #pragma once
 #include "backend/base/status.h"
 #include <stdatomic.h>
+#include <stdbool.h>
 #include <stddef.h>
 
 /* The numbers of a rank's words. WORD_ARRIVAL has arrivals, and positions in operations of one tile; WORD_SLOTS and
@@ -20,6 +21,8 @@ struct stream_line {
     _Atomic uint32_t done __attribute__((aligned(128)));
     /* The number of the last operation, which WORD_DONE reaches when the rank is idle. */
     _Atomic uint32_t enqueued __attribute__((aligned(128)));
+    /* 1: the rank uses the slots of its peers no more. */
+    _Atomic uint32_t disconnected;
     /* Operation n has entry n % STREAM_OPERATIONS. */
     struct stream_declaration declared[STREAM_OPERATIONS];
 };
@@ -40,4 +43,12 @@ static inline size_t stream_words_offset_of(int rank, int word)
 {
     size_t line = sizeof(struct stream_words) + (size_t)rank * sizeof(struct stream_line);
     return line + (word == WORD_DONE ? offsetof(struct stream_line, done) : (size_t)word * sizeof(uint32_t));
+}
+static inline void stream_words_set_disconnected(struct stream_words *words, int rank)
+{
+    atomic_store(&words->rank[rank].disconnected, 1);
+}
+static inline bool stream_words_is_disconnected(const struct stream_words *words, int rank)
+{
+    return atomic_load(&words->rank[rank].disconnected);
 }
