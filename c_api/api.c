@@ -196,6 +196,13 @@ tutti_status tutti_mem_alloc_common(void **out, size_t bytes, tutti_comm *comm)
     return comm_allocate_common(comm, bytes, out);
 }
 
+/* ---- CUDA streams ---- */
+tutti_status tutti_comm_open_cuda(tutti_comm *comm, int device)
+{
+    TRY(call_check_comm(comm));
+    return comm_open_cuda(comm, device);
+}
+
 /* ---- introspection ---- */
 const char *tutti_collective_name(int index)
 {

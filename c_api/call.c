@@ -3,6 +3,7 @@
 #include "c_api/call.h"
 #include "backend/base/dtype.h"
 #include "backend/base/memory.h"
+#include "backend/engine/stream_operations.h"
 #include <assert.h>
 #include <stdlib.h>
 #include <string.h>
@@ -37,6 +38,11 @@ static uint64_t request_get_label(const tutti_request *request)
 {
     return request->struct_size > offsetof(tutti_request, label) ? request->label : 0;
 }
+/* Returns true if the call enqueues its operation on a CUDA stream. */
+static bool request_is_on_stream(const tutti_request *request)
+{
+    return request->struct_size > offsetof(tutti_request, on_stream) && request->on_stream;
+}
 /* Refuses an invalid queue, options that a queue excludes, and a request that is still in its queue. */
 static tutti_status request_check_queue(const tutti_request *request, tutti_queue *queue)
 {
@@ -55,9 +61,14 @@ static tutti_status request_check_queue(const tutti_request *request, tutti_queu
 static tutti_status request_check(const tutti_request *request)
 {
     size_t size = request->struct_size;
-    if (size != sizeof *request && size != offsetof(tutti_request, label) && size != FIRST_REQUEST_BYTES)
+    if (size != sizeof *request && size != offsetof(tutti_request, on_stream) && size != offsetof(tutti_request, label)
+        && size != FIRST_REQUEST_BYTES)
         return call_refuse_struct_size("tutti_request", "TUTTI_REQUEST_INIT", size, FIRST_REQUEST_BYTES,
             sizeof *request);
+    if (size == sizeof *request && (request->on_stream ? request->blocking : request->stream != NULL))
+        return status_refuse(TUTTI_INVALID_ARGUMENT,
+            request->on_stream ? "a request with on_stream cannot also be blocking: wait for it with tutti_wait"
+                               : "the request has a stream, but not on_stream");
     tutti_queue *queue = request_get_queue(request);
     return queue ? request_check_queue(request, queue) : TUTTI_OK;
 }
@@ -207,11 +218,29 @@ static tutti_status operation_apply_options(struct operation *op, tutti_request 
         &op->algorithm)));
     return status_mark_refusal(comm_check_algorithm(op->comm, op->algorithm));
 }
+/* Enqueues an operation on the stream of its request. After an error the request is unchanged. */
+static tutti_status call_run_on_stream(struct operation *prepared, tutti_request *request)
+{
+    bool even = prepared->collective < POINT_TO_POINT && !prepared->uneven && !prepared->sum.rows.function;
+    free(prepared->uneven);
+    prepared->uneven = NULL;
+    if (!even)
+        return status_refuse(TUTTI_UNSUPPORTED,
+            "operations on CUDA streams are collectives with even counts: no messages, no uneven counts, no norms and "
+            "no windows; synchronize the stream and call without on_stream");
+    prepared->request = request;
+    prepared->queued.queue = request_get_queue(request);
+    request->refused = false;
+    tutti_status status = stream_operation_run(prepared, request->stream, request_get_operation(request));
+    if (status != TUTTI_OK && status_is_refusal()) request->refused = true;
+    return status;
+}
 tutti_status call_run_operation(struct operation *prepared, tutti_request *request)
 {
     struct operation *op = prepared;
     bool grouped = !request && group_depth;
     tutti_status status = operation_apply_options(prepared, request);
+    if (status == TUTTI_OK && request && request_is_on_stream(request)) return call_run_on_stream(prepared, request);
     if (status == TUTTI_OK && grouped) status = group_add_request(&request);
     if (status != TUTTI_OK) {
         free(prepared->uneven);

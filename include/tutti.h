@@ -145,12 +145,17 @@ struct tutti_request {
     /* A number that must be equal on all ranks (else MISMATCH). It detects ranks that make similar calls in another
        order. 0: none. PREMUL_SUM, norms, messages and operations of windows have no label. */
     uint64_t label;
+    /* True: the call enqueues the operation on `stream`, see tutti_comm_open_cuda. All ranks must give the same. */
+    bool on_stream;
+    /* A cudaStream_t or CUstream. NULL: the legacy default stream. */
+    void *stream;
 };
 /* If the highest byte of a label is that of TUTTI_LABEL_ORDER, each further 4 bits are 1 + a dimension of the tensor,
    in the order in which the dimensions lie in memory. */
 #define TUTTI_LABEL_ORDER (UINT64_C(0xd5) << 56)
 /* All other members are zero. In C, { .struct_size = sizeof(tutti_request), .blocking = true } is equivalent. */
-#define TUTTI_REQUEST_INIT { sizeof(tutti_request), NULL, 0, 0, NULL, NULL, false, false, false, 0, 0, { 0 }, NULL, 0 }
+#define TUTTI_REQUEST_INIT \
+    { sizeof(tutti_request), NULL, 0, 0, NULL, NULL, false, false, false, 0, 0, { 0 }, NULL, 0, false, NULL }
 /* Returns TUTTI_IN_PROGRESS or the operation's result. Progresses a small operation, without waiting. */
 TUTTI_API tutti_status tutti_test(tutti_request *request);
 /* Undoes on_demand: the operation proceeds although no thread waits for it or tests it. Its former name still works. */
@@ -374,6 +379,20 @@ TUTTI_API tutti_status tutti_mem_free(void *memory);
    of the others name the rank. A forked child does not have the memory. Collectives treat it like memory of malloc: the
    ranks themselves must order their writes. */
 TUTTI_API tutti_status tutti_mem_alloc_common(void **out, size_t bytes, tutti_comm *comm);
+
+/* ---- CUDA streams ---- */
+/* Prepares operations on streams of the CUDA device with this number (as cuDeviceGet counts). Collective over `comm`;
+   each rank names its own device, and several ranks may name the same one. Later calls may set request.on_stream. Such
+   a call enqueues the operation on request.stream and returns; buffers are memory of the device. The operation runs
+   after the work that the stream has, and before work that it gets later. No thread and no kernel waits for other
+   ranks. The buffers must stay until the stream has run the operation. tutti_test, tutti_wait, `done` and a queue
+   report when that has happened. A call may wait while the device has too much work. Operations on streams take even
+   counts, and no messages and norms; others are refused with UNSUPPORTED. The operations on streams of a communicator
+   run in the order of their calls, on any streams, and beside those of the host. If the group fails, all its streams go
+   on within 100 ms, and the results are undefined. A communicator is opened once. If one rank cannot open its device,
+   all ranks get an error with that rank and its cause, and the communicator stays unchanged. UNSUPPORTED: there is no
+   usable driver or device, the device lacks stream memory operations, or the group has several hosts. */
+TUTTI_API tutti_status tutti_comm_open_cuda(tutti_comm *comm, int device);
 
 /* ---- introspection ---- */
 /* Return the name of collective 0, 1, … ("allreduce", …), and of its algorithm 0, 1, …, then NULL. */

@@ -63,6 +63,13 @@
       "encrypts the traffic between hosts (required): TLS 1.3 by OpenSSL 3 with a key derived from the group's; " \
       "the same on all ranks; TCP only") \
     X(openssl, "TUTTI_OPENSSL", TEXT, "libssl.so.3", "", "OpenSSL library that encryption loads") \
+    X(cuda, "TUTTI_CUDA", TEXT, "libcuda.so.1", "", "CUDA drivers to try in this order, separated by colons") \
+    X(cuda_kernels, "TUTTI_CUDA_KERNELS", TEXT, "", "", \
+      "libraries of GPU kernels to try in this order, separated by colons (empty: libtutti_cuda.so beside the " \
+      "library)") \
+    X(cuda_slot_bytes, "TUTTI_CUDA_SLOT_BYTES", NUMBER, "16777216", "8192 to 1073741824", \
+      "device memory that each rank of a group that is opened for CUDA streams has for its slots; the same on all " \
+      "ranks") \
     X(cache, "TUTTI_CACHE", TEXT, "", "", \
       "folder for the measured parameters of this machine (none: do not keep them; empty: tutti in " \
       "$XDG_CACHE_HOME or ~/.cache)") \

@@ -25,6 +25,11 @@ bool comm_is_inherited_by_fork(const tutti_comm *comm);
 /* Looks for a failure of the group, even if no operation runs. Returns OK or the status of the failure. */
 tutti_status comm_poll_failure(tutti_comm *comm);
 
+/* ---- streams.c ---- */
+/* Opens the communicator for operations on streams of a CUDA device; see tutti_comm_open_cuda. All ranks must call
+   it. */
+tutti_status comm_open_cuda(tutti_comm *comm, int device);
+
 /* ---- window.c ---- */
 /* Creates a window of `bytes` bytes at `memory` on each rank; see tutti_window_register. All ranks must call it. */
 tutti_status comm_register_window(tutti_comm *comm, void *memory, size_t bytes, tutti_dtype dtype,

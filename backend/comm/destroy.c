@@ -1,9 +1,11 @@
-/* Destroys communicators. A rank leaves a group without waiting until other ranks leave. It waits for threads of this
-   process that are in an operation, and makes them return. It waits for peers that use its memory, for a limited time.
-   The memory stays until the last reference is released, so a later call gets an error. */
+/* Destroys communicators. A rank leaves a group without waiting until other ranks leave. It ends the operations on CUDA
+   streams. It waits for threads of this process that are in an operation, and makes them return. It waits for peers
+   that use its memory, for a limited time. The memory stays until the last reference is released, so a later call gets
+   an error. */
 #include "backend/base/clock.h"
 #include "backend/base/log.h"
 #include "backend/comm/comm.h"
+#include "backend/engine/stream_thread.h"
 #include "backend/join/join.h"
 #include "backend/join/terms.h"
 
@@ -59,6 +61,7 @@ static void comm_leave_group(tutti_comm *comm)
     const struct group *group = &comm->group;
     LOG(INFO, "%s: rank %d of %d leaves", group->name, group->rank, group->size);
     if (group->segment) {
+        stream_thread_leave(atomic_load(&comm->streams));
         comm_wait_for_callers(comm);
         comm_stop_operations(comm, false, true);
         operations_close_comm(comm);

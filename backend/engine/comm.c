@@ -2,6 +2,7 @@
 #include "backend/engine/comm.h"
 #include "backend/base/settings.h"
 #include "backend/engine/progress_thread.h"
+#include "backend/engine/stream_comm.h"
 #include "backend/model/cost.h"
 #include <stdlib.h>
 
@@ -68,6 +69,7 @@ tutti_status comm_check_algorithm(const tutti_comm *comm, const struct algorithm
 }
 void comm_free(tutti_comm *comm)
 {
+    stream_comm_release(atomic_load(&comm->streams));
     group_finish(&comm->group);
     free(comm);
 }

@@ -18,6 +18,7 @@
 #include "backend/engine/windows.h"
 #include "backend/tuning/algorithm_names.h"
 
+struct stream_comm;
 struct tutti_comm {
     struct group group;
     /* The number of references; the last release frees the communicator. */
@@ -34,6 +35,8 @@ struct tutti_comm {
     _Atomic(const struct algorithm *) chosen[COLLECTIVE_COUNT];
     _Atomic int64_t timeout_ms;
     _Atomic int priority;
+    /* Its part for operations on CUDA streams, or NULL. Set once, when it is opened for them; a holder. */
+    _Atomic(struct stream_comm *) streams;
     struct submission submission;
     struct progress_entry progress_entry;
     /* The driver owns the fields from here on, except the outcome. */

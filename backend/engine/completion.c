@@ -38,6 +38,10 @@ void operation_complete(struct operation *op, tutti_status status)
 {
     operation_end_and_wake(op, status, op->comm->outcome.detail, operation_is_driven(op));
 }
+void operation_complete_on_stream(struct operation *op, tutti_status status)
+{
+    operation_end_and_wake(op, status, op->comm->outcome.detail, false);
+}
 void operation_reject_closed(struct operation *op)
 {
     operation_end_and_wake(op, op->comm->outcome.status, op->comm->outcome.detail, false);

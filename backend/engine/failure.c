@@ -3,6 +3,7 @@
 #include "backend/base/clock.h"
 #include "backend/engine/comm.h"
 #include "backend/engine/error_text.h"
+#include "backend/engine/stream_comm.h"
 #include <stdio.h>
 #include <string.h>
 
@@ -14,6 +15,10 @@ void failure_describe_running(const tutti_comm *comm, char *out, size_t bytes)
         error_text_of_window(beside, out, bytes);
         return;
     }
+    struct stream_comm *streams = atomic_load(&comm->streams);
+    if (!comm->run_queue.head_has_begun && !comm->messages.open && streams
+        && stream_comm_describe_first(streams, out, bytes))
+        return;
     if (!comm->run_queue.head_has_begun) {
         snprintf(out, bytes, comm->messages.open ? "a message" : "no operation");
         return;

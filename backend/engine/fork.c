@@ -3,6 +3,7 @@
 #include "backend/engine/operation.h"
 #include "backend/engine/progress_list.h"
 #include "backend/engine/progress_thread.h"
+#include "backend/engine/stream_thread.h"
 #include <pthread.h>
 
 static unsigned generation = 1;
@@ -13,6 +14,7 @@ static void process_reset_after_fork(void)
     generation++;
     progress_list_reset_after_fork();
     progress_thread_reset_after_fork();
+    stream_thread_reset_after_fork();
     operations_reset_after_fork();
 }
 static void process_register_fork_handler(void) { pthread_atfork(NULL, NULL, process_reset_after_fork); }

@@ -136,8 +136,21 @@ void operations_close_comm(tutti_comm *comm)
     progress_list_await_removal(comm);
     driver_acquire_role(comm);
 }
+/* Sleeps until the stream thread has ended the operation. The communicator may be destroyed meanwhile. */
+static tutti_status operation_wait_for_stream(struct operation *op, int64_t timeout_ms)
+{
+    if (timeout_ms > 0) operation_shorten_deadline(op, timeout_ms);
+    for (;;) {
+        struct wait_set set;
+        wait_set_clear(&set);
+        completions_await(&set);
+        if (operation_is_over(op)) return operation_get_result(op);
+        wait_set_sleep(&set, atomic_load(&most_sleep_ms));
+    }
+}
 tutti_status operation_wait(struct operation *op, int64_t timeout_ms)
 {
+    if (operation_is_on_stream(op)) return operation_wait_for_stream(op, timeout_ms);
     if (!operation_enter_comm(op)) return operation_get_result(op);
     tutti_comm *comm = op->comm;
     if (timeout_ms > 0) operation_shorten_deadline(op, timeout_ms);
@@ -176,11 +189,12 @@ static void operation_drive_briefly(struct operation *op, int turns)
 }
 tutti_status operation_test(struct operation *op)
 {
-    if (!operation_is_over(op)) operation_drive_briefly(op, 1);
+    if (!operation_is_over(op) && !operation_is_on_stream(op)) operation_drive_briefly(op, 1);
     return operation_is_over(op) ? operation_get_result(op) : TUTTI_IN_PROGRESS;
 }
 void operation_detach(struct operation *op)
 {
+    if (operation_is_on_stream(op)) return;
     if (!operation_is_over(op)) operation_drive_briefly(op, POLLS_BEFORE_WAKING);
     if (!operation_enter_comm(op)) return;
     atomic_store_explicit(&op->detached, true, memory_order_relaxed);

@@ -6,8 +6,9 @@
 
 /* Values of operation.collective beside those of enum collective. */
 enum { POINT_TO_POINT = COLLECTIVE_COUNT, WINDOW_OPERATION };
-/* Values of operation.state, and the bytes of operation.detail. */
-enum { OPERATION_PENDING, OPERATION_OVER, OPERATION_DETAIL_BYTES = 512 };
+/* Values of operation.state, and the bytes of operation.detail. An operation ON_STREAM was enqueued on a CUDA stream,
+   and is open; the stream thread ends it. */
+enum { OPERATION_PENDING, OPERATION_OVER, OPERATION_ON_STREAM, OPERATION_DETAIL_BYTES = 512 };
 /* The time limit of an operation. */
 struct limit {
     _Atomic int64_t timeout_ms;
@@ -90,7 +91,8 @@ struct operation {
     /* The operation failed alone and left the communicator unchanged. */
     bool refused;
     struct uneven *uneven;                              /* owned */
-    /* The number of a collective on its communicator, from 1. 0: it has not begun, or is no collective. */
+    /* The number of a collective on its communicator, from 1; operations on streams are counted apart. 0: it has not
+       begun, or is no collective. */
     uint64_t sequence;
     struct queued queued;
     /* Set only for POINT_TO_POINT and WINDOW_OPERATION. */
@@ -125,6 +127,10 @@ static inline bool operation_is_over(const struct operation *op)
 {
     return atomic_load_explicit(&op->state, memory_order_acquire) == OPERATION_OVER;
 }
+static inline bool operation_is_on_stream(const struct operation *op)
+{
+    return atomic_load_explicit(&op->state, memory_order_acquire) == OPERATION_ON_STREAM;
+}
 /* Returns true if the operation is not over. Its communicator is then not destroyed until the caller decrements
    submission.inside. Returns false if it is over; its communicator may be freed. A thread that destroys the
    communicator ends its operations, waits until no thread is entering, and then until no thread is inside. */
@@ -137,6 +143,8 @@ void operations_reset_after_fork(void);
 tutti_status operation_get_result(const struct operation *op);
 /* Ends the operation and wakes its waiters. Driver only. The driver must not touch the operation afterwards. */
 void operation_complete(struct operation *op, tutti_status status);
+/* Ends an operation on a stream with `status`, which is OK or the communicator's failure. Stream thread only. */
+void operation_complete_on_stream(struct operation *op, tutti_status status);
 /* Ends an operation that was not submitted, because its communicator is closed, with the communicator's failure. Any
    thread. */
 void operation_reject_closed(struct operation *op);

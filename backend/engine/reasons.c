@@ -5,6 +5,7 @@
 #include "backend/base/memory.h"
 #include "backend/engine/comm.h"
 #include "backend/engine/error_text.h"
+#include "backend/engine/stream_comm.h"
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -184,9 +185,7 @@ static void limit_add_stopped_time(struct limit *l, int64_t now_ms)
     l->was_stopped = stopped;
     if (stopped && atomic_load(&l->deadline_ms) < INT64_MAX - gap_ms) atomic_fetch_add(&l->deadline_ms, gap_ms);
 }
-/* Starts the deadline in the first call, and moves it by the time that this process was stopped since the last one.
-   Returns true if it has passed. */
-static bool limit_poll_deadline(struct limit *l)
+bool limit_poll_deadline(struct limit *l)
 {
     int64_t now_ms = clock_ms();
     limit_add_stopped_time(l, now_ms);
@@ -217,9 +216,21 @@ static int comm_find_departed_peer(const tutti_comm *comm)
 }
 /* The reasons to fail. The find functions below check them in order of precedence. STOPPED: failure_request_stop was
    called. FAILED: the communicator has failed. FAILED_BY_ANOTHER: a rank of this host has. DECIDED: the hosts have
-   agreed. LEFT_ALONE: a rank has left that this rank waits for. LATE: a timeout. The reasons from PEER_DIED on lapse on
-   one host if all ranks turn out to have arrived; see comm_fail_if_due. */
-enum cause { NONE, STOPPED, FAILED, FAILED_BY_ANOTHER, DECIDED, PEER_DIED, LEFT_ALONE, LATE, MESSAGE_LEFT_ALONE };
+   agreed. STREAMS_FAILED: operations on streams have failed. LEFT_ALONE: a rank has left that this rank waits for.
+   LATE: a timeout. The reasons from PEER_DIED on lapse on one host if all ranks turn out to have arrived; see
+   comm_fail_if_due. */
+enum cause {
+    NONE,
+    STOPPED,
+    FAILED,
+    FAILED_BY_ANOTHER,
+    DECIDED,
+    STREAMS_FAILED,
+    PEER_DIED,
+    LEFT_ALONE,
+    LATE,
+    MESSAGE_LEFT_ALONE
+};
 /* `late` is the operation of LATE, and `departed` the rank of LEFT_ALONE. */
 struct reason { enum cause cause; struct operation *late; int departed; };
 /* Finds a reason to fail that this rank detects itself: a rank that left, or a timeout. */
@@ -246,6 +257,8 @@ static struct reason reason_find_on_host(const tutti_comm *comm)
     if (atomic_load_explicit(&comm->outcome.failed, memory_order_acquire)) return (struct reason){ .cause = FAILED };
     if (atomic_load_explicit(&f->state, memory_order_acquire) & FAILURE_READY)
         return (struct reason){ .cause = FAILED_BY_ANOTHER };
+    if (stream_comm_has_failed(atomic_load_explicit(&comm->streams, memory_order_acquire)))
+        return (struct reason){ .cause = STREAMS_FAILED };
     if (atomic_load_explicit(&comm->outcome.lost, memory_order_acquire)) return (struct reason){ .cause = PEER_DIED };
     return reason_find_own(comm);
 }
@@ -274,6 +287,10 @@ static bool comm_ask_before_timeout(const tutti_comm *comm, const struct operati
     return comm->agreement && running && executor_roll_call_is_complete(&comm->executor)
         && agreement_ask_before_timeout(comm->agreement, late->sequence, atomic_load(&late->limit.timeout_ms));
 }
+static tutti_status comm_fail_with_streams(tutti_comm *comm, const struct stream_comm *streams)
+{
+    return comm_fail(comm, streams->failure.status, "%s", streams->failure.detail);
+}
 /* Fails the communicator for a reason. Returns OK if it may go on. */
 static tutti_status reason_handle(tutti_comm *comm, const struct reason *reason)
 {
@@ -285,6 +302,7 @@ static tutti_status reason_handle(tutti_comm *comm, const struct reason *reason)
     case FAILED: return comm_get_failure(comm);
     case FAILED_BY_ANOTHER: return comm_adopt_peer_failure(comm);
     case DECIDED: return comm_adopt_decision(comm);
+    case STREAMS_FAILED: return comm_fail_with_streams(comm, atomic_load(&comm->streams));
     case PEER_DIED:
         if (!comm->agreement) return comm_fail_peer_died(comm, (int)atomic_load(&comm->outcome.lost) - 1);
         agreement_accept_deaths(comm->agreement);

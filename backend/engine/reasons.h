@@ -3,6 +3,10 @@
 #include "include/tutti.h"
 #include <stdbool.h>
 
+struct limit;
+/* Starts the deadline in the first call, and moves it by the time that this process was stopped since the last one.
+   Returns true if it has passed. The thread that checks an operation calls it at least every 20 ms. */
+bool limit_poll_deadline(struct limit *limit);
 /* Looks for a reason to fail, and fails the communicator with it, or proposes it to the other hosts. Returns OK if it
    finds no reason, or while the hosts are still agreeing; otherwise the status of the failure. */
 tutti_status comm_fail_if_due(tutti_comm *comm);

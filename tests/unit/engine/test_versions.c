@@ -34,9 +34,11 @@ static void test_members_stay_where_they_are(void **state)
     assert_int_equal(offsetof(tutti_request, sequence), 56);
     assert_int_equal(offsetof(tutti_request, reserved), 64);
     assert_int_equal(TUTTI_REQUEST_ROOM_BYTES, 1024);
-    /* The first version of the struct ended before `queue`, the second before `label`. */
+    /* The first version of the struct ended before `queue`, the second before `label`, the third before `on_stream`. */
     assert_int_equal(offsetof(tutti_request, queue), 1088);
     assert_int_equal(offsetof(tutti_request, label), 1096);
+    assert_int_equal(offsetof(tutti_request, on_stream), 1104);
+    assert_int_equal(offsetof(tutti_request, stream), 1112);
     assert_int_equal(offsetof(tutti_prediction, struct_size), 0);
     assert_int_equal(offsetof(tutti_prediction, algorithm), 8);
     assert_int_equal(offsetof(tutti_prediction, ns), 16);
@@ -116,6 +118,9 @@ static void use_an_older_request(struct rank *me)
     tutti_request second = { .struct_size = offsetof(tutti_request, label), .label = 5 + (uint64_t)me->rank };
     REQUIRE(tutti_all_reduce(&x, &x, 1, TUTTI_FLOAT32, TUTTI_SUM, me->comm, &second) == TUTTI_OK);
     REQUIRE(tutti_wait(&second, 0) == TUTTI_OK && x == 4);
+    tutti_request third = { .struct_size = offsetof(tutti_request, on_stream), .on_stream = true };
+    REQUIRE(tutti_all_reduce(&x, &x, 1, TUTTI_FLOAT32, TUTTI_SUM, me->comm, &third) == TUTTI_OK);
+    REQUIRE(tutti_wait(&third, 0) == TUTTI_OK && x == 8);
 }
 static void test_a_request_of_an_older_program_is_read_as_far_as_it_goes(void **state)
 {

@@ -1,0 +1,163 @@
+/* A call chooses its algorithm and its tiles from what all ranks know alike. A message that exceeds what the slots and
+   the driver's queue take in one operation becomes several, which follow each other without another call between them,
+   because the call keeps the lock. */
+#include "backend/engine/stream_operations.h"
+#include "backend/base/clock.h"
+#include "backend/base/dtype.h"
+#include "backend/base/memory.h"
+#include "backend/base/settings.h"
+#include "backend/engine/comm.h"
+#include "backend/engine/stream_thread.h"
+#include "backend/streams/enqueue.h"
+#include <string.h>
+#include <time.h>
+
+/* one_shot moves (ranks - 1) messages into each rank, and two_shot 2, but one_shot takes two calls of the driver less,
+   about 8 us. In this time a link of 200 GB/s moves 1.6 MB. The bound leaves room for slower links. */
+enum { ONE_SHOT_BYTES = 1 << 20, STREAM_TILE_BYTES = 4 << 20, STREAM_TILE_SLOTS = 2, ROOM_PAUSE_NS = 100000 };
+
+/* ---- choosing ---- */
+/* Returns the bytes of the whole message. */
+static size_t operation_count_bytes(const struct operation *op, int ranks)
+{
+    int inputs = collective_count_chunks((enum collective)op->collective, INPUT, ranks);
+    int outputs = collective_count_chunks((enum collective)op->collective, OUTPUT, ranks);
+    return op->part_bytes * (size_t)(inputs > outputs ? inputs : outputs);
+}
+/* Returns the algorithm that this communicator uses on streams for all messages of a size. */
+static const struct algorithm *stream_algorithm_for_size(enum collective collective, size_t bytes, int ranks)
+{
+    bool one_shot = ranks <= 2 || bytes <= ONE_SHOT_BYTES / (size_t)ranks;
+    const char *name = collective != ALLREDUCE ? "read" : one_shot ? "one_shot" : "two_shot";
+    return collectives_find_algorithm(collective, name);
+}
+/* The algorithm of the call counts, then that of the communicator, if it has no messages. */
+static const struct algorithm *operation_choose_algorithm(const struct operation *op, int ranks)
+{
+    const struct algorithm *chosen = atomic_load_explicit(&op->comm->chosen[op->collective], memory_order_relaxed);
+    if (op->algorithm) return op->algorithm;
+    if (chosen && chosen->host_memory) return chosen;
+    return stream_algorithm_for_size((enum collective)op->collective, operation_count_bytes(op, ranks), ranks);
+}
+/* Finds the plan of an operation. The tensors of all ranks count as private and in place. */
+static tutti_status operation_find_plan(struct stream_comm *streams, const struct operation *op,
+    const struct plan **out)
+{
+    const struct group *group = &op->comm->group;
+    int64_t slots = settings_get()->slots;
+    struct plan key = {
+        .algorithm = op->algorithm,
+        .layout = group->layout,
+        .root = op->root,
+        .one_host = true,
+        .host = group->host,
+        .slots = slots >= 1 && slots <= STREAM_SLOTS ? (int)slots : STREAM_TILE_SLOTS,
+        .in_place = op->collective == ALL_TO_ALL ? NULL : mask_all,
+        .stage_inputs = collective_is_reduction((enum collective)op->collective) && op->op == TUTTI_PREMUL_SUM,
+        .one_rank = true,
+        .rank = group->rank,
+    };
+    return plan_cache_get(streams->plans, &key, out);
+}
+/* Describes the operation to the site. */
+static struct stream_operation operation_describe_to_site(const struct operation *op, const struct plan *plan)
+{
+    int64_t tile = settings_get()->tile_bytes;
+    struct stream_operation made = {
+        .plan = plan,
+        .input = (CUdeviceptr)(uintptr_t)op->input,
+        .output = (CUdeviceptr)(uintptr_t)op->output,
+        .part_bytes = op->part_bytes,
+        .tile_bytes = tile > 0 ? (size_t)tile : STREAM_TILE_BYTES,
+        .dtype = op->dtype,
+        .op = op->op,
+        .part_stride = op->part_bytes,
+    };
+    if (op->op == TUTTI_PREMUL_SUM) memcpy(&made.factor, &op->bits, sizeof made.factor);
+    else made.label = op->bits;
+    return made;
+}
+
+/* ---- enqueueing ---- */
+/* Returns OK, or why the communicator accepts no operations on streams. */
+static tutti_status stream_comm_check_open(struct stream_comm *streams, tutti_comm *comm)
+{
+    TRY(comm_get_failure(comm));
+    if (stream_comm_has_failed(streams)) return status_repeat(streams->failure.status, streams->failure.detail);
+    if (atomic_load(&streams->state) == STREAMS_OPEN) return TUTTI_OK;
+    return status_fail(TUTTI_ABORTED, "this communicator (%s, rank %d) was destroyed; make a new one", comm->group.name,
+        comm->group.rank);
+}
+/* Enqueues one operation of the site. While the device has too much work, it waits until the deadline of the call. */
+static tutti_status operation_enqueue_in_time(struct stream_comm *streams, struct operation *op,
+    const struct stream_operation *part, CUstream stream)
+{
+    tutti_status status;
+    for (;;) {
+        status = stream_site_enqueue_operation(streams->site, part, stream, &op->sequence);
+        if (status != TUTTI_IN_PROGRESS) return status;
+        TRY(stream_comm_check_open(streams, op->comm));
+        if (clock_ms() >= atomic_load(&op->limit.deadline_ms))
+            return status_fail(TUTTI_TIMEOUT,
+                "rank %d of %s waited %lld ms until the device had room for another operation on a stream",
+                op->comm->group.rank, op->comm->group.name, (long long)atomic_load(&op->limit.timeout_ms));
+        nanosleep(&(struct timespec){ 0, ROOM_PAUSE_NS }, NULL);
+    }
+}
+/* Enqueues the message in operations of at most `most` bytes of each part. */
+static tutti_status operation_enqueue_parts(struct stream_comm *streams, struct operation *op,
+    const struct stream_operation *whole, size_t most, CUstream stream)
+{
+    struct stream_operation part = *whole;
+    size_t at = 0;
+    do {
+        part.input = whole->input + at;
+        part.output = whole->output + at;
+        part.part_bytes = size_smaller(most, whole->part_bytes - at);
+        tutti_status status = operation_enqueue_in_time(streams, op, &part, stream);
+        /* After the first part the other ranks wait for the rest. */
+        if (status != TUTTI_OK) return at ? status_repeat(status, status_detail()) : status;
+        at += part.part_bytes;
+    } while (at < whole->part_bytes);
+    return TUTTI_OK;
+}
+/* Plans and enqueues the operation. The caller holds the lock of the calls. */
+static tutti_status operation_plan_and_enqueue(struct stream_comm *streams, struct operation *op, CUstream stream)
+{
+    const struct plan *plan;
+    TRY(stream_comm_check_open(streams, op->comm));
+    op->algorithm = operation_choose_algorithm(op, streams->ranks);
+    TRY(status_mark_refusal(operation_find_plan(streams, op, &plan)));
+    struct stream_operation whole = operation_describe_to_site(op, plan);
+    size_t most = plan->has_messages ? 0 : stream_cut_find_most_bytes(streams->site, &whole);
+    /* If no part fits, the site refuses the whole with the reason. */
+    return operation_enqueue_parts(streams, op, &whole, most ? most : whole.part_bytes, stream);
+}
+/* Hands an operation over to the stream thread. It may end at once, so the caller no longer uses it. */
+static void operation_add_to_open(struct stream_comm *streams, const struct operation *enqueued, struct operation *out)
+{
+    memcpy(out, enqueued, offsetof(struct operation, message));
+    atomic_store_explicit(&out->state, OPERATION_ON_STREAM, memory_order_relaxed);
+    if (out->queued.queue) queue_add_operation(out);
+    stream_comm_append_operation(streams, out);
+    stream_thread_wake();
+}
+tutti_status stream_operation_run(const struct operation *prepared, void *stream, struct operation *out)
+{
+    tutti_comm *comm = prepared->comm;
+    struct operation op;
+    struct stream_comm *streams = atomic_load(&comm->streams);
+    if (!streams)
+        return status_refuse(TUTTI_INVALID_ARGUMENT,
+            "%s is not open for operations on CUDA streams: all ranks must call tutti_comm_open_cuda first",
+            comm->group.name);
+    memcpy(&op, prepared, offsetof(struct operation, message));
+    atomic_store(&op.limit.deadline_ms, clock_deadline(atomic_load(&op.limit.timeout_ms)));
+    pthread_mutex_lock(&streams->call_lock);
+    tutti_status status = operation_plan_and_enqueue(streams, &op, (CUstream)stream);
+    if (status == TUTTI_OK) operation_add_to_open(streams, &op, out);
+    else if (!status_is_refusal()) stream_comm_fail(streams, status, "%s", status_detail());
+    pthread_mutex_unlock(&streams->call_lock);
+    if (status != TUTTI_OK) stream_thread_wake();
+    return status;
+}

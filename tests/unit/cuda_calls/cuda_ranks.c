@@ -1,0 +1,178 @@
+/* Numbers are small integers, so that sums in any order are equal. */
+#include "tests/unit/cuda_calls/cuda_ranks.h"
+#include "backend/base/settings.h"
+#include "backend/collectives/collectives.h"
+#include "tests/unit/cuda_kernels/twin.h"
+
+#define SUCCESS(call) REQUIRE((call) == CUDA_SUCCESS)
+enum { SECONDS = 60, SETTINGS_MOST = 8 };
+struct cuda_start { cuda_body *body; bool opens; };
+
+/* ---- ranks ---- */
+static int rank_device(const struct rank *me) { return me->rank % 2; }
+void cuda_rank_use_device(struct cuda_rank *rank)
+{
+    CUcontext context;
+    SUCCESS(cuInit(0));
+    twin_register();
+    SUCCESS(cuDevicePrimaryCtxRetain(&context, rank_device(rank->me)));
+    SUCCESS(cuCtxSetCurrent(context));
+    for (int i = 0; i < CUDA_STREAMS; i++) SUCCESS(cuStreamCreate(&rank->streams[i], CU_STREAM_NON_BLOCKING));
+}
+void cuda_rank_open(struct cuda_rank *rank)
+{
+    REQUIRE(tutti_comm_open_cuda(rank->me->comm, rank_device(rank->me)) == TUTTI_OK);
+}
+static void rank_run(struct rank *me)
+{
+    const struct cuda_start *start = me->context;
+    struct cuda_rank rank = { .me = me };
+    cuda_rank_use_device(&rank);
+    if (start->opens) cuda_rank_open(&rank);
+    start->body(&rank);
+    REQUIRE(fake_cuda_reports() == 0);
+}
+/* Applies "A=1 B=2", or removes these variables. */
+static void settings_apply(const char *settings, bool set)
+{
+    char text[512], *rest = text, *setting;
+    snprintf(text, sizeof text, "%s", settings ? settings : "");
+    while ((setting = strsep(&rest, " ")) != NULL) {
+        char *value = strchr(setting, '=');
+        if (!value) continue;
+        *value++ = 0;
+        if (set) setenv(setting, value, 1);
+        else unsetenv(setting);
+    }
+    settings_reload();
+}
+static void ranks_assert(int size, const char *settings, struct cuda_start start)
+{
+    setenv("TUTTI_CUDA", FAKE_CUDA, 0);
+    setenv("TUTTI_CUDA_KERNELS", IMAGE_SAME, 0);
+    /* Reports also of work after the body, when the process ends by _exit. */
+    setenv("FAKE_CUDA_REPORT", "abort", 1);
+    settings_apply(settings, true);
+    int bad = world_processes(size, SECONDS, rank_run, &start);
+    settings_apply(settings, false);
+    assert_int_equal(bad, 0);
+}
+void assert_cuda_ranks(int size, const char *settings, cuda_body *body)
+{
+    ranks_assert(size, settings, (struct cuda_start){ body, true });
+}
+void assert_cuda_ranks_unopened(int size, const char *settings, cuda_body *body)
+{
+    ranks_assert(size, settings, (struct cuda_start){ body, false });
+}
+
+/* ---- calls ---- */
+static enum collective call_collective(const struct cuda_call *call)
+{
+    for (int f = 0; f < COLLECTIVE_COUNT; f++)
+        if (strcmp(collective_name((enum collective)f), call->collective) == 0) return (enum collective)f;
+    fail_msg("no collective %s", call->collective);
+    return COLLECTIVE_COUNT;
+}
+static size_t call_bytes(const struct cuda_rank *rank, const struct cuda_call *call, enum buffer buffer)
+{
+    enum collective collective = call_collective(call);
+    if (collective == BARRIER || !collective_has_buffer(collective, call->root, rank->me->rank, buffer)) return 0;
+    return (size_t)collective_count_chunks(collective, buffer, rank->me->size) * call->count
+        * tutti_dtype_bytes(call->dtype);
+}
+static void numbers_fill(const struct cuda_call *call, int rank, unsigned char *out, size_t bytes)
+{
+    size_t element = tutti_dtype_bytes(call->dtype);
+    for (size_t i = 0; i < bytes / element; i++) {
+        unsigned number = (unsigned)(i * 7 + i / 31 + (size_t)rank * 13) % 15 + 1;
+        float as_float = (float)number;
+        uint32_t bits;
+        memcpy(&bits, &as_float, sizeof bits);
+        uint16_t half = (uint16_t)(bits >> 16);
+        uint64_t integer = call->dtype == TUTTI_BOOL ? number & 1 : number;
+        const void *from = call->dtype == TUTTI_FLOAT32 ? (const void *)&as_float
+            : call->dtype == TUTTI_BFLOAT16             ? (const void *)&half
+                                                        : (const void *)&integer;
+        memcpy(out + i * element, from, element);
+    }
+}
+/* Lays input and output into one tensor, as the in-place form of the collective requires. */
+static void run_place(const struct cuda_rank *rank, struct cuda_run *run)
+{
+    size_t in = run->input_bytes, out = run->output_bytes;
+    size_t mine = (size_t)rank->me->rank * run->call.count * tutti_dtype_bytes(run->call.dtype);
+    SUCCESS(cuMemAlloc_v2(&run->memory, in + out + 1024));
+    run->input = run->memory;
+    run->output = run->memory + (in + 511) / 256 * 256;
+    if (!run->call.in_place || !in || !out) return;
+    run->output = run->input;
+    if (in > out) run->output += mine;
+    if (out > in) run->input += mine;
+}
+void cuda_run_prepare(struct cuda_rank *rank, const struct cuda_call *call, struct cuda_run *out)
+{
+    *out = (struct cuda_run){ .call = *call, .request = TUTTI_REQUEST_INIT };
+    out->input_bytes = call_bytes(rank, call, INPUT);
+    out->output_bytes = call_bytes(rank, call, OUTPUT);
+    run_place(rank, out);
+    out->sent = malloc(out->input_bytes + 1);
+    numbers_fill(call, rank->me->rank, out->sent, out->input_bytes);
+    SUCCESS(cuMemcpyHtoD_v2(out->input, out->sent, out->input_bytes));
+    out->request.on_stream = true;
+    out->request.stream = rank->streams[call->stream];
+    out->request.algorithm = call->algorithm;
+    out->request.factor = 2;
+}
+static tutti_status call_run(const struct cuda_rank *rank, const struct cuda_call *c, const void *in, void *out,
+    tutti_request *request)
+{
+    tutti_comm *comm = rank->me->comm;
+    switch (call_collective(c)) {
+    case ALLREDUCE: return tutti_all_reduce(in, out, c->count, c->dtype, c->op, comm, request);
+    case REDUCE: return tutti_reduce(in, out, c->count, c->dtype, c->op, c->root, comm, request);
+    case BROADCAST: return tutti_broadcast(in, out, c->count, c->dtype, c->root, comm, request);
+    case REDUCE_SCATTER: return tutti_reduce_scatter(in, out, c->count, c->dtype, c->op, comm, request);
+    case ALLGATHER: return tutti_all_gather(in, out, c->count, c->dtype, comm, request);
+    case ALL_TO_ALL: return tutti_all_to_all(in, out, c->count, c->dtype, comm, request);
+    case GATHER: return tutti_gather(in, out, c->count, c->dtype, c->root, comm, request);
+    case SCATTER: return tutti_scatter(in, out, c->count, c->dtype, c->root, comm, request);
+    default: return tutti_barrier(comm, request);
+    }
+}
+tutti_status cuda_run_start(struct cuda_rank *rank, struct cuda_run *run)
+{
+    return call_run(rank, &run->call, (void *)(uintptr_t)run->input, (void *)(uintptr_t)run->output, &run->request);
+}
+tutti_status cuda_run_wait(struct cuda_run *run) { return tutti_wait(&run->request, 0); }
+void cuda_run_check(struct cuda_rank *rank, const struct cuda_run *run)
+{
+    tutti_request request = TUTTI_REQUEST_INIT;
+    unsigned char *found = malloc(run->output_bytes + 1), *expected = malloc(run->output_bytes + 1);
+    request.blocking = true;
+    request.factor = 2;
+    SUCCESS(cuCtxSynchronize());
+    SUCCESS(cuMemcpyDtoH_v2(found, run->output, run->output_bytes));
+    REQUIRE(call_run(rank, &run->call, run->sent, expected, &request) == TUTTI_OK);
+    if (memcmp(found, expected, run->output_bytes))
+        fprintf(stderr, "rank %d: a wrong result of %s(%zu x %s)\n", rank->me->rank, run->call.collective,
+            run->call.count, tutti_dtype_name(run->call.dtype));
+    REQUIRE(memcmp(found, expected, run->output_bytes) == 0);
+    free(found);
+    free(expected);
+}
+void cuda_run_free(struct cuda_run *run)
+{
+    SUCCESS(cuCtxSynchronize());
+    SUCCESS(cuMemFree_v2(run->memory));
+    free(run->sent);
+}
+void cuda_call_and_check(struct cuda_rank *rank, const struct cuda_call *call)
+{
+    struct cuda_run run;
+    cuda_run_prepare(rank, call, &run);
+    REQUIRE(cuda_run_start(rank, &run) == TUTTI_OK);
+    REQUIRE(cuda_run_wait(&run) == TUTTI_OK);
+    cuda_run_check(rank, &run);
+    cuda_run_free(&run);
+}

@@ -1,0 +1,58 @@
+/* Communicators that are open for CUDA streams, over the fake driver. Ranks are processes, because each needs a driver
+   of its own. The results of calls on streams are compared with those of the same calls on the host. */
+#pragma once
+#include "tests/fake_cuda/fake_cuda.h"
+#include "tests/support/unit.h"
+#include "tests/support/world.h"
+
+enum { CUDA_STREAMS = 2 };
+/* What a rank has besides its communicator. */
+struct cuda_rank {
+    struct rank *me;
+    CUstream streams[CUDA_STREAMS];
+};
+typedef void cuda_body(struct cuda_rank *rank);
+/* Asserts that `body` ends well on `size` processes, each with a communicator that is open for CUDA. The devices are
+   used in turn. `settings`: those of the fake and of tutti, as in "A=1 B=2", or NULL. */
+void assert_cuda_ranks(int size, const char *settings, cuda_body *body);
+/* Does the same, but does not open the communicators. */
+void assert_cuda_ranks_unopened(int size, const char *settings, cuda_body *body);
+/* Opens a communicator on the device of this rank. */
+void cuda_rank_open(struct cuda_rank *rank);
+/* Makes the context of the rank's device current, and creates its streams. */
+void cuda_rank_use_device(struct cuda_rank *rank);
+
+/* ---- calls ---- */
+/* A call of all ranks. `collective` is a name of tutti_collective_name. */
+struct cuda_call {
+    const char *collective, *algorithm;
+    tutti_dtype dtype;
+    tutti_op op;
+    size_t count;
+    int root;
+    bool in_place;
+    /* On stream number `stream` of the rank. */
+    int stream;
+};
+/* A call that runs, with its tensors on the device. */
+struct cuda_run {
+    struct cuda_call call;
+    CUdeviceptr memory, input, output;
+    size_t input_bytes, output_bytes;
+    unsigned char *sent;
+    tutti_request request;
+};
+/* Allocates and fills the tensors. */
+void cuda_run_prepare(struct cuda_rank *rank, const struct cuda_call *call, struct cuda_run *out);
+/* Calls the operation with the request of the run, which the caller may have changed. */
+tutti_status cuda_run_start(struct cuda_rank *rank, struct cuda_run *run);
+/* Waits for the end, and returns the result. */
+tutti_status cuda_run_wait(struct cuda_run *run);
+/* Compares the output with that of a call on the host, which all ranks make. */
+void cuda_run_check(struct cuda_rank *rank, const struct cuda_run *run);
+/* Waits for the device and frees the tensors. */
+void cuda_run_free(struct cuda_run *run);
+/* Does all of it, and requires success. */
+void cuda_call_and_check(struct cuda_rank *rank, const struct cuda_call *call);
+/* Requires that the last error has this text. */
+#define REQUIRE_TEXT(text) REQUIRE(strstr(tutti_get_last_error(), text))

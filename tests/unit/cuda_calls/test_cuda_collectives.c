@@ -1,0 +1,37 @@
+/* The results of collectives on CUDA streams: all collectives, sizes, types, in place, several streams. */
+#include "tests/unit/cuda_calls/cuda_ranks.h"
+
+static const char *const collectives[] = { "allreduce", "reduce", "broadcast", "reduce_scatter", "allgather",
+    "all_to_all", "gather", "scatter", "barrier" };
+enum { COLLECTIVES = sizeof collectives / sizeof *collectives };
+
+static void rank_calls_all_collectives(struct cuda_rank *rank)
+{
+    static const size_t counts[] = { 0, 1, 1000, 40000 };
+    for (int f = 0; f < COLLECTIVES; f++) {
+        for (int k = 0; k < 4; k++) {
+            struct cuda_call call = { .collective = collectives[f], .dtype = TUTTI_FLOAT32, .count = counts[k] };
+            call.root = rank->me->size - 1;
+            call.stream = k % CUDA_STREAMS;
+            cuda_call_and_check(rank, &call);
+            call.in_place = strcmp(call.collective, "all_to_all") != 0;
+            cuda_call_and_check(rank, &call);
+        }
+    }
+}
+static void test_all_collectives_have_the_results_of_the_host(void **state)
+{
+    (void)state;
+    assert_cuda_ranks(2, "FAKE_CUDA_DELAY=shuffled FAKE_CUDA_DELAY_US=100", rank_calls_all_collectives);
+    assert_cuda_ranks(3, "TUTTI_CUDA_SLOT_BYTES=131072", rank_calls_all_collectives);
+    assert_cuda_ranks(1, NULL, rank_calls_all_collectives);
+}
+
+unit_function test_cuda_collectives;
+int test_cuda_collectives(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_all_collectives_have_the_results_of_the_host),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
