@@ -137,7 +137,8 @@ struct tutti_request {
     bool refused;
     /* The library writes the sender of a received message here. */
     int source;
-    /* The library numbers the collectives of a communicator from 1, and writes the number here. */
+    /* The library numbers the collectives of a communicator from 1, and writes the number here. Those on streams are
+       numbered apart, and a large one may take several numbers. */
     uint64_t sequence;
     uint64_t reserved[TUTTI_REQUEST_ROOM_BYTES / sizeof(uint64_t)];
     /* The request enters this queue, see tutti_queue_wait. NULL uses none. A queue excludes `blocking` and `done`. */
@@ -145,7 +146,8 @@ struct tutti_request {
     /* A number that must be equal on all ranks (else MISMATCH). It detects ranks that make similar calls in another
        order. 0: none. PREMUL_SUM, norms, messages and operations of windows have no label. */
     uint64_t label;
-    /* True: the call enqueues the operation on `stream`, see tutti_comm_open_cuda. All ranks must give the same. */
+    /* True: the call enqueues the operation on `stream`, see tutti_comm_open_cuda. All ranks must give the same. It
+       excludes `blocking`, and `on_demand` has no effect. */
     bool on_stream;
     /* A cudaStream_t or CUstream. NULL: the legacy default stream. */
     void *stream;

@@ -110,3 +110,8 @@ void cuda_context_leave(void)
     CUcontext left;
     cuda.cuCtxPopCurrent_v2(&left);
 }
+void cuda_thread_relax_captures(void)
+{
+    CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
+    cuda.cuThreadExchangeStreamCaptureMode(&mode);
+}

@@ -28,3 +28,5 @@ tutti_status cuda_context_enter(CUdevice device);
 void cuda_context_leave(void);
 /* Holds the primary context of a device for the life of the process, at the first use by tutti. *out is the context. */
 tutti_status cuda_context_retain(CUdevice device, CUcontext *out);
+/* Lets this thread free memory while other threads capture streams; otherwise such a call would end their captures. */
+void cuda_thread_relax_captures(void);

@@ -85,6 +85,7 @@
     X(CU_STREAM_DEFAULT, 0) \
     X(CU_STREAM_NON_BLOCKING, 1) \
     X(CU_STREAM_CAPTURE_STATUS_NONE, 0) \
+    X(CU_STREAM_CAPTURE_MODE_RELAXED, 2) \
     X(CU_EVENT_DEFAULT, 0) \
     X(CU_EVENT_BLOCKING_SYNC, 1) \
     X(CU_EVENT_DISABLE_TIMING, 2) \
@@ -219,6 +220,8 @@
     X(cuStreamGetCtx, cuStreamGetCtx, 9020, (CUstream stream, CUcontext *out), (stream, out)) \
     X(cuStreamGetId, cuStreamGetId, 12000, (CUstream stream, unsigned long long *out), (stream, out)) \
     X(cuStreamIsCapturing, cuStreamIsCapturing, 10000, (CUstream stream, CUstreamCaptureStatus *out), (stream, out)) \
+    X(cuThreadExchangeStreamCaptureMode, cuThreadExchangeStreamCaptureMode, 10010, (CUstreamCaptureMode *mode), \
+        (mode)) \
     X(cuLaunchHostFunc, cuLaunchHostFunc, 10000, (CUstream stream, CUhostFn function, void *argument), \
         (stream, function, argument)) \
     X(cuEventCreate, cuEventCreate, 2000, (CUevent *out, unsigned flags), (out, flags)) \
@@ -300,6 +303,7 @@ typedef struct CUfunc_st *CUfunction;
 typedef void (*CUhostFn)(void *argument);
 /* Enumerations, which are 32 bits wide; their constants are above. */
 typedef unsigned CUdevice_attribute, CUpointer_attribute, CUfunction_attribute, CUstreamCaptureStatus;
+typedef unsigned CUstreamCaptureMode;
 typedef unsigned CUstreamBatchMemOpType, CUdriverProcAddressQueryResult, CUmemAllocationGranularity_flags;
 typedef unsigned CUmemAllocationType, CUmemAllocationHandleType, CUmemLocationType, CUmemAccess_flags;
 /* Handles that stand for two special streams. NULL stands for the legacy stream too. */

@@ -142,6 +142,19 @@ static void operation_add_to_open(struct stream_comm *streams, const struct oper
     stream_comm_append_operation(streams, out);
     stream_thread_wake();
 }
+/* Fails the communicator because a call has failed, or lets the stream thread do that if another thread drives. Another
+   rank may have found the cause before; then its text counts. */
+static tutti_status comm_fail_after_call(tutti_comm *comm, tutti_status status)
+{
+    char detail[STATUS_DETAIL_BYTES];
+    strcpy(detail, status_detail());
+    stream_thread_wake();
+    if (driver_try_acquire(comm)) {
+        driver_fail_if_due(comm);
+        driver_hand_over_role(comm);
+    }
+    return comm_has_failed(comm) ? comm_get_failure(comm) : status_repeat(status, detail);
+}
 tutti_status stream_operation_run(const struct operation *prepared, void *stream, struct operation *out)
 {
     tutti_comm *comm = prepared->comm;
@@ -156,8 +169,8 @@ tutti_status stream_operation_run(const struct operation *prepared, void *stream
     pthread_mutex_lock(&streams->call_lock);
     tutti_status status = operation_plan_and_enqueue(streams, &op, (CUstream)stream);
     if (status == TUTTI_OK) operation_add_to_open(streams, &op, out);
-    else if (!status_is_refusal()) stream_comm_fail(streams, status, "%s", status_detail());
+    bool fails = status != TUTTI_OK && !status_is_refusal();
+    if (fails) stream_comm_fail(streams, status, "%s", status_detail());
     pthread_mutex_unlock(&streams->call_lock);
-    if (status != TUTTI_OK) stream_thread_wake();
-    return status;
+    return fails ? comm_fail_after_call(comm, status) : status;
 }

@@ -150,10 +150,9 @@ static void stream_comm_pass_failure(struct stream_comm *streams)
 /* True if no other rank that lives still reads this rank's slots for an operation of this rank. */
 static bool stream_comm_peers_are_done(const struct stream_comm *streams)
 {
-    uint64_t last = atomic_load(&streams->site->enqueued);
     for (int i = 0; i < streams->ranks; i++) {
         const struct peer *peer = streams->peers[i];
-        if (!stream_site_rank_has_run(streams->site, i, last) && !(peer && peer_is_gone(peer))) return false;
+        if (stream_site_rank_uses_slots(streams->site, i) && !(peer && peer_is_gone(peer))) return false;
     }
     return true;
 }

@@ -62,6 +62,7 @@ static void *stream_thread_main(void *unused)
 {
     long pause_ns = SHORTEST_PAUSE_NS;
     uint32_t bell_seen = 0;
+    cuda_thread_relax_captures();
     for (struct stream_comm *first; (first = stream_thread_get_list()) != NULL;) {
         struct wait_set set;
         uint32_t bell = atomic_load(&stream_thread.bell);

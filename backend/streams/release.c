@@ -25,9 +25,11 @@ bool stream_site_rank_has_enqueued(const struct stream_site *site, int rank, uin
 {
     return (int32_t)(atomic_load(&stream_site_line_of_rank(site, rank)->enqueued) - (uint32_t)number) >= 0;
 }
-bool stream_site_rank_has_run(const struct stream_site *site, int rank, uint64_t number)
+bool stream_site_rank_uses_slots(const struct stream_site *site, int rank)
 {
-    return (int32_t)(atomic_load(&stream_site_line_of_rank(site, rank)->done) - (uint32_t)number) >= 0;
+    const struct stream_line *line = stream_site_line_of_rank(site, rank);
+    uint32_t done = atomic_load(&line->done), last = (uint32_t)atomic_load(&site->enqueued);
+    return done != atomic_load(&line->enqueued) && (int32_t)(done - last) < 0;
 }
 static bool site_sees_all_ranks_idle(const struct stream_site *site)
 {

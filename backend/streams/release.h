@@ -25,6 +25,7 @@ static inline uint64_t stream_site_get_completed_number(const struct stream_site
 {
     return atomic_load(&site->completed);
 }
-/* True if a rank has begun to enqueue an operation of this rank, or its streams have run it. */
+/* True if a rank has begun to enqueue an operation of this rank. */
 bool stream_site_rank_has_enqueued(const struct stream_site *site, int rank, uint64_t number);
-bool stream_site_rank_has_run(const struct stream_site *site, int rank, uint64_t number);
+/* True if the streams of a rank may still use slots of this rank for an operation that this rank has enqueued. */
+bool stream_site_rank_uses_slots(const struct stream_site *site, int rank);

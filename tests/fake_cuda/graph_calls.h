@@ -13,7 +13,6 @@
 #define CUDA_GRAPH_CONSTANTS(X) \
     X(CU_STREAM_CAPTURE_MODE_GLOBAL, 0) \
     X(CU_STREAM_CAPTURE_MODE_THREAD_LOCAL, 1) \
-    X(CU_STREAM_CAPTURE_MODE_RELAXED, 2) \
     X(CU_STREAM_CAPTURE_STATUS_ACTIVE, 1) \
     X(CU_STREAM_CAPTURE_STATUS_INVALIDATED, 2)
 #define CUDA_GRAPH_FUNCTIONS(X) \
@@ -24,8 +23,6 @@
         uint64_t *id, CUgraph *graph, const CUgraphNode **dependencies, const CUgraphEdgeData **edges, \
         size_t *count), \
         (stream, status, id, graph, dependencies, edges, count)) \
-    X(cuThreadExchangeStreamCaptureMode, cuThreadExchangeStreamCaptureMode, 10010, (CUstreamCaptureMode *mode), \
-        (mode)) \
     X(cuGraphGetNodes, cuGraphGetNodes, 10000, (CUgraph graph, CUgraphNode *out, size_t *count), (graph, out, count)) \
     X(cuGraphInstantiateWithFlags, cuGraphInstantiateWithFlags, 11040, (CUgraphExec *out, CUgraph graph, \
         unsigned long long flags), (out, graph, flags)) \
@@ -47,7 +44,6 @@ enum { CUDA_GRAPH_RESULTS(CUDA_RESULT) };
 #define CUDA_CONSTANT(name, number) name = number,
 enum { CUDA_GRAPH_CONSTANTS(CUDA_CONSTANT) };
 #undef CUDA_CONSTANT
-typedef unsigned CUstreamCaptureMode;
 typedef struct CUgraph_st *CUgraph;
 typedef struct CUgraphExec_st *CUgraphExec;
 typedef struct CUgraphNode_st *CUgraphNode;

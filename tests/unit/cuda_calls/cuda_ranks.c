@@ -6,7 +6,12 @@
 
 #define SUCCESS(call) REQUIRE((call) == CUDA_SUCCESS)
 enum { SECONDS = 60, SETTINGS_MOST = 8 };
-struct cuda_start { cuda_body *body; bool opens; };
+struct cuda_start {
+    cuda_body *body;
+    bool opens;
+    /* The number of ranks that are threads of the process; 0: each rank is a process. */
+    int threads;
+};
 
 /* ---- ranks ---- */
 static int rank_device(const struct rank *me) { return me->rank % 2; }
@@ -14,7 +19,6 @@ void cuda_rank_use_device(struct cuda_rank *rank)
 {
     CUcontext context;
     SUCCESS(cuInit(0));
-    twin_register();
     SUCCESS(cuDevicePrimaryCtxRetain(&context, rank_device(rank->me)));
     SUCCESS(cuCtxSetCurrent(context));
     for (int i = 0; i < CUDA_STREAMS; i++) SUCCESS(cuStreamCreate(&rank->streams[i], CU_STREAM_NON_BLOCKING));
@@ -27,10 +31,18 @@ static void rank_run(struct rank *me)
 {
     const struct cuda_start *start = me->context;
     struct cuda_rank rank = { .me = me };
+    if (!start->threads) twin_register();
     cuda_rank_use_device(&rank);
     if (start->opens) cuda_rank_open(&rank);
     start->body(&rank);
     REQUIRE(fake_cuda_reports() == 0);
+}
+static void rank_run_threads(struct rank *me)
+{
+    const struct cuda_start *start = me->context;
+    SUCCESS(cuInit(0));
+    twin_register();
+    world_threads(start->threads, NULL, rank_run, me->context);
 }
 /* Applies "A=1 B=2", or removes these variables. */
 static void settings_apply(const char *settings, bool set)
@@ -46,24 +58,52 @@ static void settings_apply(const char *settings, bool set)
     }
     settings_reload();
 }
-static void ranks_assert(int size, const char *settings, struct cuda_start start)
+static int ranks_start(int size, const char *settings, struct cuda_start start)
 {
     setenv("TUTTI_CUDA", FAKE_CUDA, 0);
     setenv("TUTTI_CUDA_KERNELS", IMAGE_SAME, 0);
     /* Reports also of work after the body, when the process ends by _exit. */
     setenv("FAKE_CUDA_REPORT", "abort", 1);
     settings_apply(settings, true);
-    int bad = world_processes(size, SECONDS, rank_run, &start);
+    int bad = world_processes(size, SECONDS, start.threads ? rank_run_threads : rank_run, &start);
     settings_apply(settings, false);
-    assert_int_equal(bad, 0);
+    return bad;
+}
+int cuda_ranks_run(int size, const char *settings, cuda_body *body)
+{
+    return ranks_start(size, settings, (struct cuda_start){ body, true, 0 });
 }
 void assert_cuda_ranks(int size, const char *settings, cuda_body *body)
 {
-    ranks_assert(size, settings, (struct cuda_start){ body, true });
+    assert_int_equal(cuda_ranks_run(size, settings, body), 0);
 }
 void assert_cuda_ranks_unopened(int size, const char *settings, cuda_body *body)
 {
-    ranks_assert(size, settings, (struct cuda_start){ body, false });
+    assert_int_equal(ranks_start(size, settings, (struct cuda_start){ body, false, 0 }), 0);
+}
+void assert_cuda_threads(int size, const char *settings, cuda_body *body)
+{
+    assert_int_equal(ranks_start(1, settings, (struct cuda_start){ body, true, size }), 0);
+}
+_Atomic uint32_t *cuda_stream_block(CUstream stream)
+{
+    void *word;
+    SUCCESS(cuMemHostAlloc(&word, sizeof(uint32_t), CU_MEMHOSTALLOC_PORTABLE));
+    memset(word, 0, sizeof(uint32_t));
+    SUCCESS(cuStreamWaitValue32_v2(stream, (uintptr_t)word, 1, CU_STREAM_WAIT_VALUE_GEQ));
+    return word;
+}
+void cuda_rank_check_device(struct cuda_rank *rank)
+{
+    CUdeviceptr memory;
+    uint32_t found[16];
+    for (int i = 0; i < CUDA_STREAMS; i++) SUCCESS(cuStreamSynchronize(rank->streams[i]));
+    SUCCESS(cuMemAlloc_v2(&memory, sizeof found));
+    SUCCESS(cuMemsetD32Async(memory, 7, 16, rank->streams[0]));
+    SUCCESS(cuCtxSynchronize());
+    SUCCESS(cuMemcpyDtoH_v2(found, memory, sizeof found));
+    REQUIRE(found[0] == 7 && found[15] == 7);
+    SUCCESS(cuMemFree_v2(memory));
 }
 
 /* ---- calls ---- */

@@ -4,6 +4,7 @@
 #include "tests/fake_cuda/fake_cuda.h"
 #include "tests/support/unit.h"
 #include "tests/support/world.h"
+#include <stdatomic.h>
 
 enum { CUDA_STREAMS = 2 };
 /* What a rank has besides its communicator. */
@@ -12,15 +13,27 @@ struct cuda_rank {
     CUstream streams[CUDA_STREAMS];
 };
 typedef void cuda_body(struct cuda_rank *rank);
-/* Asserts that `body` ends well on `size` processes, each with a communicator that is open for CUDA. The devices are
-   used in turn. `settings`: those of the fake and of tutti, as in "A=1 B=2", or NULL. */
+/* The settings of tests in which ranks fail, because then they access slots without order. */
+#define UNORDERED "FAKE_CUDA_ORDER=0 FAKE_CUDA_DELAY=shuffled FAKE_CUDA_DELAY_US=300"
+/* Runs `body` on `size` processes, each with a communicator that is open for CUDA. The devices are used in turn.
+   `settings`: those of the fake and of tutti, as in "A=1 B=2", or NULL. Returns how many processes have not ended
+   well. */
+int cuda_ranks_run(int size, const char *settings, cuda_body *body);
+/* Asserts that all end well. */
 void assert_cuda_ranks(int size, const char *settings, cuda_body *body);
 /* Does the same, but does not open the communicators. */
 void assert_cuda_ranks_unopened(int size, const char *settings, cuda_body *body);
+/* Does the same with ranks that are threads of one process. */
+void assert_cuda_threads(int size, const char *settings, cuda_body *body);
 /* Opens a communicator on the device of this rank. */
 void cuda_rank_open(struct cuda_rank *rank);
 /* Makes the context of the rank's device current, and creates its streams. */
 void cuda_rank_use_device(struct cuda_rank *rank);
+
+/* Makes a stream wait for a word of the host, which is returned; a 1 in it lets the stream go on. */
+_Atomic uint32_t *cuda_stream_block(CUstream stream);
+/* Requires that the streams of the rank have ended, and that its device works. */
+void cuda_rank_check_device(struct cuda_rank *rank);
 
 /* ---- calls ---- */
 /* A call of all ranks. `collective` is a name of tutti_collective_name. */
@@ -56,3 +69,8 @@ void cuda_run_free(struct cuda_run *run);
 void cuda_call_and_check(struct cuda_rank *rank, const struct cuda_call *call);
 /* Requires that the last error has this text. */
 #define REQUIRE_TEXT(text) REQUIRE(strstr(tutti_get_last_error(), text))
+/* Returns a sum of `count` numbers of float32 on a stream. */
+static inline struct cuda_call cuda_call_sum(size_t count, int stream)
+{
+    return (struct cuda_call){ .collective = "allreduce", .dtype = TUTTI_FLOAT32, .count = count, .stream = stream };
+}

@@ -1,0 +1,137 @@
+/* Opening communicators for CUDA, and calls that are refused. A refusal leaves the group as it was. */
+#include "tests/fake_cuda/graph_calls.h"
+#include "tests/unit/cuda_calls/cuda_ranks.h"
+
+static void expect_refusal(tutti_status status, tutti_status expected, const char *text)
+{
+    bool right = status == expected && tutti_last_error_is_refusal() && strstr(tutti_get_last_error(), text);
+    if (!right) fprintf(stderr, "expected a refusal %d with \"%s\", found %d\n", expected, text, status);
+    REQUIRE(right);
+}
+/* The group works on the host. */
+static void rank_uses_host(struct cuda_rank *rank)
+{
+    int64_t one = 1;
+    REQUIRE(tutti_all_reduce(&one, &one, 1, TUTTI_INT64, TUTTI_SUM, rank->me->comm, NULL) == TUTTI_OK);
+    REQUIRE(one == rank->me->size);
+}
+
+/* ---- opening ---- */
+static void rank_has_no_driver(struct cuda_rank *rank)
+{
+    if (rank->me->rank == 1) world_set("TUTTI_CUDA", "libno-such-driver.so");
+    for (int i = 0; i < 2; i++) {
+        expect_refusal(tutti_comm_open_cuda(rank->me->comm, 0), TUTTI_UNSUPPORTED,
+            "rank 1 failed with device 0: no usable");
+        REQUIRE_TEXT("libno-such-driver.so");
+        rank_uses_host(rank);
+    }
+    struct cuda_run run;
+    struct cuda_call call = cuda_call_sum(10, 0);
+    cuda_run_prepare(rank, &call, &run);
+    expect_refusal(cuda_run_start(rank, &run), TUTTI_INVALID_ARGUMENT,
+        "all ranks must call tutti_comm_open_cuda first");
+    REQUIRE(run.request.refused);
+    cuda_run_free(&run);
+}
+/* Fails in each stage on one rank, and succeeds at last. */
+static void rank_opens_at_last(struct cuda_rank *rank)
+{
+    static const char *const calls[] = { "cuMemHostRegister", "cuMemAlloc", "cuIpcGetMemHandle", "cuIpcOpenMemHandle" };
+    expect_refusal(tutti_comm_open_cuda(rank->me->comm, rank->me->rank ? 1 : 77), TUTTI_UNSUPPORTED,
+        "rank 0 failed with device 77");
+    for (int i = 0; i < 4; i++) {
+        if (rank->me->rank == 1) fake_cuda_fail(calls[i], 1, false, CUDA_ERROR_UNKNOWN);
+        tutti_status status = tutti_comm_open_cuda(rank->me->comm, rank->me->rank);
+        REQUIRE(status != TUTTI_OK && tutti_last_error_is_refusal());
+        REQUIRE_TEXT("the group cannot be opened for CUDA streams, because rank");
+        rank_uses_host(rank);
+    }
+    REQUIRE(tutti_comm_open_cuda(rank->me->comm, rank->me->rank) == TUTTI_OK);
+    expect_refusal(tutti_comm_open_cuda(rank->me->comm, rank->me->rank), TUTTI_INVALID_ARGUMENT,
+        "open for CUDA streams already");
+    struct cuda_call call = cuda_call_sum(1000, 0);
+    cuda_call_and_check(rank, &call);
+}
+static void rank_is_on_several_hosts(struct cuda_rank *rank)
+{
+    expect_refusal(tutti_comm_open_cuda(rank->me->comm, 0), TUTTI_UNSUPPORTED, "need all ranks on one host");
+    rank_uses_host(rank);
+}
+static void test_all_ranks_refuse_if_one_has_no_driver(void **state)
+{
+    (void)state;
+    assert_cuda_ranks_unopened(2, NULL, rank_has_no_driver);
+}
+static void test_a_failed_opening_can_be_repeated(void **state)
+{
+    (void)state;
+    assert_cuda_ranks_unopened(2, NULL, rank_opens_at_last);
+}
+static void test_several_hosts_are_refused(void **state)
+{
+    (void)state;
+    assert_cuda_ranks_unopened(2, "TUTTI_HOSTS=2", rank_is_on_several_hosts);
+}
+
+/* ---- calls ---- */
+/* Starts a call that is refused, and then the same call as it should be. */
+static void run_expect_refusal(struct cuda_rank *rank, struct cuda_run *run, tutti_status status, const char *text)
+{
+    expect_refusal(cuda_run_start(rank, run), status, text);
+    REQUIRE(tutti_test(&run->request) == TUTTI_INVALID_ARGUMENT);
+}
+static void rank_is_refused(struct cuda_rank *rank)
+{
+    struct cuda_run run;
+    struct cuda_call call = cuda_call_sum(1000, 0);
+    CUgraph graph;
+    static const size_t counts[2] = { 1, 1 }, offsets[2] = { 0, 1 };
+    cuda_run_prepare(rank, &call, &run);
+    tutti_request *request = &run.request;
+    void *input = (void *)(uintptr_t)run.input, *output = (void *)(uintptr_t)run.output;
+    request->blocking = true;
+    run_expect_refusal(rank, &run, TUTTI_INVALID_ARGUMENT, "cannot also be blocking");
+    request->blocking = false;
+    request->on_stream = false;
+    run_expect_refusal(rank, &run, TUTTI_INVALID_ARGUMENT, "a stream, but not on_stream");
+    request->on_stream = true;
+    request->algorithm = "ring";
+    run_expect_refusal(rank, &run, TUTTI_UNSUPPORTED, "plans with messages");
+    request->algorithm = NULL;
+    run.call.op = TUTTI_PREMUL_SUM;
+    run.call.dtype = TUTTI_INT32;
+    REQUIRE(cuda_run_start(rank, &run) == TUTTI_INVALID_ARGUMENT);
+    run.call = call;
+    expect_refusal(tutti_send(input, 1, TUTTI_UINT8, 1 - rank->me->rank, 0, rank->me->comm, request), TUTTI_UNSUPPORTED,
+        "no messages");
+    expect_refusal(tutti_all_gather_v(input, output, counts, offsets, TUTTI_UINT8, rank->me->comm, request),
+        TUTTI_UNSUPPORTED, "no uneven counts");
+    /* One rank alone is refused, and calls again with another stream. */
+    if (rank->me->rank == 0) {
+        REQUIRE(cuStreamBeginCapture_v2(rank->streams[0], CU_STREAM_CAPTURE_MODE_RELAXED) == CUDA_SUCCESS);
+        run_expect_refusal(rank, &run, TUTTI_UNSUPPORTED, "captured");
+        REQUIRE(cuStreamEndCapture(rank->streams[0], &graph) == CUDA_SUCCESS);
+        request->stream = rank->streams[1];
+    }
+    REQUIRE(cuda_run_start(rank, &run) == TUTTI_OK && cuda_run_wait(&run) == TUTTI_OK);
+    cuda_run_check(rank, &run);
+    cuda_run_free(&run);
+}
+static void test_a_refused_call_leaves_the_group_as_it_was(void **state)
+{
+    (void)state;
+    assert_cuda_ranks(2, NULL, rank_is_refused);
+}
+
+unit_function test_cuda_openings;
+int test_cuda_openings(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_all_ranks_refuse_if_one_has_no_driver),
+        cmocka_unit_test(test_a_failed_opening_can_be_repeated),
+        cmocka_unit_test(test_several_hosts_are_refused),
+        cmocka_unit_test(test_a_refused_call_leaves_the_group_as_it_was),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
