@@ -1,6 +1,7 @@
 /* Failures: a rank that dies, aborts, never calls or calls something else. The operations on streams fail with the
    communicator, and all streams go on. */
 #include "tests/unit/cuda_calls/cuda_ranks.h"
+#include <pthread.h>
 #include <signal.h>
 
 /* Waits until the communicator has failed, and returns its status. */
@@ -51,6 +52,29 @@ static void test_a_killed_rank_fails_the_operations_of_the_others(void **state)
 {
     (void)state;
     assert_int_equal(cuda_ranks_run(3, UNORDERED, rank_dies), 1);
+}
+/* The rank dies while no operation is open. */
+static void rank_dies_idle(struct cuda_rank *rank)
+{
+    struct cuda_run runs[CUDA_STREAMS];
+    REQUIRE(tutti_barrier(rank->me->comm, NULL) == TUTTI_OK);
+    if (rank->me->rank == 1) raise(SIGKILL);
+    struct cuda_call call = cuda_call_sum(500, 0);
+    cuda_run_prepare(rank, &call, &runs[0]);
+    tutti_status status = TUTTI_OK;
+    while (status == TUTTI_OK) {
+        status = cuda_run_start(rank, &runs[0]);
+        if (status == TUTTI_OK) status = cuda_run_wait(&runs[0]);
+    }
+    REQUIRE(status == TUTTI_PEER_LOST);
+    REQUIRE_TEXT("rank 1 of the group");
+    cuda_rank_check_device(rank);
+    cuda_run_free(&runs[0]);
+}
+static void test_a_rank_that_died_is_noticed_by_the_next_call(void **state)
+{
+    (void)state;
+    assert_int_equal(cuda_ranks_run(2, UNORDERED, rank_dies_idle), 1);
 }
 /* Ranks 0 and 1 wait for rank 2, and rank 0 aborts. */
 static void rank_aborts(struct cuda_rank *rank)
@@ -121,6 +145,35 @@ static void rank_fails_on_host(struct cuda_rank *rank)
     REQUIRE(tutti_barrier(rank->me->comm, NULL) == TUTTI_TIMEOUT);
     rank_expect_failure(rank, runs, TUTTI_TIMEOUT, "100 ms in barrier");
 }
+/* A thread of rank 0 drives the group in a barrier while the operation on a stream reaches its timeout. */
+static void *barrier_main(void *comm)
+{
+    REQUIRE(tutti_barrier(comm, NULL) == TUTTI_TIMEOUT);
+    REQUIRE_TEXT("timeout of 100 ms in allreduce(500 x float32");
+    return NULL;
+}
+static void rank_fails_beside_the_host(struct cuda_rank *rank)
+{
+    pthread_t thread;
+    struct cuda_run run;
+    if (rank->me->rank == 1) {
+        REQUIRE(rank_await_failure(rank) == TUTTI_TIMEOUT);
+        return;
+    }
+    REQUIRE(pthread_create(&thread, NULL, barrier_main, rank->me->comm) == 0);
+    struct cuda_call call = cuda_call_sum(500, 0);
+    cuda_run_prepare(rank, &call, &run);
+    run.request.timeout_ms = 100;
+    REQUIRE(cuda_run_start(rank, &run) == TUTTI_OK && cuda_run_wait(&run) == TUTTI_TIMEOUT);
+    REQUIRE(pthread_join(thread, NULL) == 0);
+    cuda_rank_check_device(rank);
+    cuda_run_free(&run);
+}
+static void test_a_failure_on_streams_ends_calls_on_the_host(void **state)
+{
+    (void)state;
+    assert_cuda_ranks(2, UNORDERED, rank_fails_beside_the_host);
+}
 static void test_a_failure_on_the_host_ends_the_streams(void **state)
 {
     (void)state;
@@ -159,6 +212,8 @@ int test_cuda_failures(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_a_killed_rank_fails_the_operations_of_the_others),
+        cmocka_unit_test(test_a_rank_that_died_is_noticed_by_the_next_call),
+        cmocka_unit_test(test_a_failure_on_streams_ends_calls_on_the_host),
         cmocka_unit_test(test_an_abort_ends_the_operations_of_all),
         cmocka_unit_test(test_a_timeout_names_the_ranks_that_are_missing),
         cmocka_unit_test(test_a_failure_on_the_host_ends_the_streams),

@@ -1,6 +1,7 @@
 /* Communicators that are destroyed while others still run, several of them, threads as ranks, and forks. */
 #include "tests/fake_cuda/graph_calls.h"
 #include "tests/unit/cuda_calls/cuda_ranks.h"
+#include <dirent.h>
 #include <sys/wait.h>
 
 static void rank_start_sum(struct cuda_rank *rank, size_t count, int stream, struct cuda_run *out)
@@ -140,7 +141,76 @@ static void test_slots_are_freed_during_a_capture(void **state)
     assert_cuda_ranks(2, NULL, rank_captures);
 }
 
+/* Returns true while this process has a thread of that name. */
+static bool process_has_thread(const char *name)
+{
+    char path[300], found[32] = "";
+    bool has = false;
+    DIR *tasks = opendir("/proc/self/task");
+    REQUIRE(tasks != NULL);
+    for (struct dirent *task; !has && (task = readdir(tasks)) != NULL;) {
+        snprintf(path, sizeof path, "/proc/self/task/%s/comm", task->d_name);
+        FILE *file = fopen(path, "r");
+        if (!file) continue;
+        has = fgets(found, sizeof found, file) && strncmp(found, name, strlen(name)) == 0;
+        fclose(file);
+    }
+    closedir(tasks);
+    return has;
+}
+static void rank_stops_its_thread(struct cuda_rank *rank)
+{
+    struct rank *me = rank->me;
+    tutti_comm *whole = me->comm;
+    for (int round = 0; round < 3; round++) {
+        struct cuda_run run;
+        REQUIRE(tutti_comm_split(whole, 0, me->rank, &me->comm) == TUTTI_OK);
+        REQUIRE(tutti_comm_open_cuda(me->comm, me->rank) == TUTTI_OK);
+        rank_start_sum(rank, 100, 0, &run);
+        REQUIRE(process_has_thread("tutti-streams"));
+        REQUIRE(cuda_run_wait(&run) == TUTTI_OK);
+        REQUIRE(tutti_comm_destroy(me->comm) == TUTTI_OK);
+        while (process_has_thread("tutti-streams")) sleep_us(1000);
+        me->comm = whole;
+        cuda_run_check(rank, &run);
+        cuda_run_free(&run);
+    }
+}
+static void test_the_thread_stops_when_no_communicator_needs_it(void **state)
+{
+    (void)state;
+    assert_cuda_ranks_unopened(2, NULL, rank_stops_its_thread);
+}
+
+/* The stream of rank 0 waits for its program longer than the communicator lives. */
+static void rank_has_a_stuck_stream(struct cuda_rank *rank)
+{
+    struct rank *me = rank->me;
+    tutti_comm *whole = me->comm;
+    struct cuda_run run;
+    _Atomic uint32_t *word = NULL;
+    REQUIRE(tutti_comm_split(whole, 0, me->rank, &me->comm) == TUTTI_OK);
+    REQUIRE(tutti_comm_open_cuda(me->comm, me->rank) == TUTTI_OK);
+    if (me->rank == 0) word = cuda_stream_block(rank->streams[0]);
+    rank_start_sum(rank, 100, 0, &run);
+    REQUIRE(tutti_barrier(whole, NULL) == TUTTI_OK);
+    if (me->rank == 0) REQUIRE(tutti_comm_abort(me->comm) == TUTTI_OK);
+    REQUIRE(cuda_run_wait(&run) == TUTTI_ABORTED);
+    REQUIRE(tutti_comm_destroy(me->comm) == TUTTI_OK);
+    if (word) *word = 1;
+    cuda_rank_check_device(rank);
+    while (process_has_thread("tutti-streams")) sleep_us(1000);
+    me->comm = whole;
+    cuda_run_free(&run);
+}
+static void test_slots_outlive_a_communicator_that_streams_use(void **state)
+{
+    (void)state;
+    assert_cuda_ranks_unopened(2, UNORDERED, rank_has_a_stuck_stream);
+}
+
 /* ---- forks ---- */
+#ifndef NO_PROCESSES
 static void rank_forks(struct cuda_rank *rank)
 {
     struct cuda_run run;
@@ -164,6 +234,7 @@ static void test_a_child_does_not_use_its_parents_streams(void **state)
     (void)state;
     assert_cuda_ranks(2, NULL, rank_forks);
 }
+#endif
 
 unit_function test_cuda_lifetimes;
 int test_cuda_lifetimes(void)
@@ -174,7 +245,11 @@ int test_cuda_lifetimes(void)
         cmocka_unit_test(test_several_communicators_run_beside_each_other),
         cmocka_unit_test(test_ranks_may_be_threads),
         cmocka_unit_test(test_slots_are_freed_during_a_capture),
+        cmocka_unit_test(test_slots_outlive_a_communicator_that_streams_use),
+        cmocka_unit_test(test_the_thread_stops_when_no_communicator_needs_it),
+#ifndef NO_PROCESSES
         cmocka_unit_test(test_a_child_does_not_use_its_parents_streams),
+#endif
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -107,6 +107,9 @@ static void rank_is_refused(struct cuda_rank *rank)
         "no messages");
     expect_refusal(tutti_all_gather_v(input, output, counts, offsets, TUTTI_UINT8, rank->me->comm, request),
         TUTTI_UNSUPPORTED, "no uneven counts");
+    tutti_norm norm = TUTTI_NORM_INIT;
+    expect_refusal(tutti_all_reduce_norm(input, output, 10, 10, TUTTI_FLOAT32, &norm, rank->me->comm, request),
+        TUTTI_UNSUPPORTED, "no norms");
     /* One rank alone is refused, and calls again with another stream. */
     if (rank->me->rank == 0) {
         REQUIRE(cuStreamBeginCapture_v2(rank->streams[0], CU_STREAM_CAPTURE_MODE_RELAXED) == CUDA_SUCCESS);
