@@ -14,7 +14,11 @@
 
 /* one_shot moves (ranks - 1) messages into each rank, and two_shot 2, but one_shot takes two calls of the driver less,
    about 8 us. In this time a link of 200 GB/s moves 1.6 MB. The bound leaves room for slower links. */
-enum { ONE_SHOT_BYTES = 1 << 20, STREAM_TILE_BYTES = 4 << 20, STREAM_TILE_SLOTS = 2, ROOM_PAUSE_NS = 100000 };
+enum { ONE_SHOT_BYTES = 1 << 20 };
+/* The bytes of a tile unless TUTTI_TILE_BYTES is set, its least value, and the tiles in flight unless TUTTI_SLOTS is. */
+enum { STREAM_TILE_BYTES = 4 << 20, STREAM_LEAST_TILE = 4096, STREAM_TILE_SLOTS = 2 };
+/* How long a call sleeps before it tries again, while the device has too much work. */
+enum { ROOM_PAUSE_NS = 100000 };
 
 /* ---- choosing ---- */
 /* Returns the bytes of the whole message. */
@@ -68,7 +72,7 @@ static struct stream_operation operation_describe_to_site(const struct operation
         .input = (CUdeviceptr)(uintptr_t)op->input,
         .output = (CUdeviceptr)(uintptr_t)op->output,
         .part_bytes = op->part_bytes,
-        .tile_bytes = tile > 0 ? (size_t)tile : STREAM_TILE_BYTES,
+        .tile_bytes = tile > 0 ? size_larger((size_t)tile, STREAM_LEAST_TILE) : STREAM_TILE_BYTES,
         .dtype = op->dtype,
         .op = op->op,
         .part_stride = op->part_bytes,
@@ -85,8 +89,8 @@ static tutti_status stream_comm_check_open(struct stream_comm *streams, tutti_co
     TRY(comm_get_failure(comm));
     if (stream_comm_has_failed(streams)) return status_repeat(streams->failure.status, streams->failure.detail);
     if (atomic_load(&streams->state) == STREAMS_OPEN) return TUTTI_OK;
-    return status_fail(TUTTI_ABORTED, "this communicator (%s, rank %d) was destroyed; make a new one", comm->group.name,
-        comm->group.rank);
+    return status_refuse(TUTTI_ABORTED, "this communicator (%s, rank %d) was destroyed; make a new one",
+        comm->group.name, comm->group.rank);
 }
 /* Enqueues one operation of the site. While the device has too much work, it waits until the deadline of the call. */
 static tutti_status operation_enqueue_in_time(struct stream_comm *streams, struct operation *op,
@@ -104,6 +108,13 @@ static tutti_status operation_enqueue_in_time(struct stream_comm *streams, struc
         nanosleep(&(struct timespec){ 0, ROOM_PAUSE_NS }, NULL);
     }
 }
+/* Makes an error count as a failure although the call that caused it was refused. */
+static tutti_status status_unmark_refusal(tutti_status status)
+{
+    char detail[STATUS_DETAIL_BYTES];
+    strcpy(detail, status_detail());
+    return status_repeat(status, detail);
+}
 /* Enqueues the message in operations of at most `most` bytes of each part. */
 static tutti_status operation_enqueue_parts(struct stream_comm *streams, struct operation *op,
     const struct stream_operation *whole, size_t most, CUstream stream)
@@ -116,7 +127,7 @@ static tutti_status operation_enqueue_parts(struct stream_comm *streams, struct 
         part.part_bytes = size_smaller(most, whole->part_bytes - at);
         tutti_status status = operation_enqueue_in_time(streams, op, &part, stream);
         /* After the first part the other ranks wait for the rest. */
-        if (status != TUTTI_OK) return at ? status_repeat(status, status_detail()) : status;
+        if (status != TUTTI_OK) return at ? status_unmark_refusal(status) : status;
         at += part.part_bytes;
     } while (at < whole->part_bytes);
     return TUTTI_OK;

@@ -104,9 +104,9 @@ static void stream_comm_record_site_failure(struct stream_comm *streams, tutti_s
             status_detail());
     else if (status == TUTTI_MISMATCH)
         stream_comm_fail(streams, status,
-            "ranks disagree about operation %llu on streams of %s: rank %d and rank %d make different calls; all ranks "
-            "must make the same calls in the same order",
-            number, group->name, group->rank, group_rank_at_index(group, rank));
+            "ranks disagree about operation %llu on streams of %s: rank %d and another rank make different calls; all "
+            "ranks must make the same calls in the same order",
+            number, group->name, group_rank_at_index(group, rank));
     else
         stream_comm_fail(streams, status, "operations on streams of %s have failed because of rank %d: %s", group->name,
             group_rank_at_index(group, rank), status_message(status));
@@ -152,7 +152,8 @@ static bool stream_comm_peers_are_done(const struct stream_comm *streams)
 {
     for (int i = 0; i < streams->ranks; i++) {
         const struct peer *peer = streams->peers[i];
-        if (stream_site_rank_uses_slots(streams->site, i) && !(peer && peer_is_gone(peer))) return false;
+        if (i != streams->rank && stream_site_rank_uses_slots(streams->site, i) && !(peer && peer_is_gone(peer)))
+            return false;
     }
     return true;
 }
