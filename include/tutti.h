@@ -239,8 +239,9 @@ TUTTI_API tutti_status tutti_comm_init(tutti_comm **out, const tutti_config *con
    negative color gets *out NULL. */
 TUTTI_API tutti_status tutti_comm_split(tutti_comm *comm, int color, int key, tutti_comm **out);
 /* Leaves the group and releases its resources; NULL is allowed. Never waits for a peer. Operations that still run 10 ms
-   later end with ABORTED. Later calls of other threads do so too; those threads must hold the communicator, see
-   tutti_comm_retain. Call this once for each communicator. */
+   later end with ABORTED; those on CUDA streams have 2 s, or 10 s if all ranks have called them. Later calls of other
+   threads do so too; those threads must hold the communicator, see tutti_comm_retain. Call this once for each
+   communicator. */
 TUTTI_API tutti_status tutti_comm_destroy(tutti_comm *comm);
 /* The creator holds one reference until tutti_comm_destroy. Each retain adds one, and each release drops one; release
    allows NULL. While a thread holds a reference its calls are safe, and end with ABORTED after a destroy. The last

@@ -77,6 +77,21 @@ static tutti_status cuda_opening_connect_peers(const struct cuda_opening *openin
     free(addresses);
     return status;
 }
+/* Gives the communicator its part. Another thread that destroys it meanwhile either finds the part, or has set
+   leaves_group before. */
+static tutti_status cuda_opening_publish(struct cuda_opening *opening)
+{
+    tutti_comm *comm = opening->comm;
+    struct stream_comm *streams = opening->streams;
+    /* From here on the communicator is the holder. */
+    opening->streams = NULL;
+    atomic_store(&comm->streams, streams);
+    bool leaves = atomic_load(&comm->leaves_group);
+    if (!leaves && stream_thread_finish_opening(streams)) return TUTTI_OK;
+    stream_thread_discard(streams);
+    return status_fail(TUTTI_ABORTED, "this communicator (%s, rank %d) was destroyed while it was opened for CUDA",
+        comm->group.name, comm->group.rank);
+}
 static tutti_status cuda_opening_run(struct cuda_opening *opening)
 {
     tutti_comm *comm = opening->comm;
@@ -84,9 +99,7 @@ static tutti_status cuda_opening_run(struct cuda_opening *opening)
     TRY(comm_allocate_common(comm, stream_words_count_bytes(comm->group.size), &opening->streams->words));
     TRY(cuda_opening_exchange_reports(opening, cuda_opening_create_site(opening)));
     TRY(cuda_opening_exchange_reports(opening, cuda_opening_connect_peers(opening)));
-    atomic_store(&opening->streams->state, STREAMS_OPEN);
-    atomic_store(&comm->streams, opening->streams);
-    return TUTTI_OK;
+    return cuda_opening_publish(opening);
 }
 /* Gives up what an attempt has made. */
 static void cuda_opening_undo(struct stream_comm *streams)
@@ -103,15 +116,18 @@ tutti_status comm_open_cuda(tutti_comm *comm, int device)
         return status_refuse(TUTTI_UNSUPPORTED,
             "%s has ranks on %d hosts: operations on CUDA streams need all ranks on one host", group->name,
             group->layout->hosts);
-    if (atomic_load(&comm->streams))
-        return status_refuse(TUTTI_INVALID_ARGUMENT, "%s is open for CUDA streams already", group->name);
+    if (atomic_exchange(&comm->opens_streams, true))
+        return status_refuse(TUTTI_INVALID_ARGUMENT, "%s is open for CUDA streams already, or another thread opens it",
+            group->name);
     struct cuda_opening opening = { .comm = comm, .device = device };
     opening.all = memory_alloc_zeroed((size_t)group->size, sizeof *opening.all);
-    if (!opening.all)
-        return status_fail(TUTTI_NO_MEMORY, "rank %d has no memory to open %s for CUDA streams", group->rank,
-            group->name);
-    tutti_status status = cuda_opening_run(&opening);
-    if (status != TUTTI_OK) cuda_opening_undo(opening.streams);
+    tutti_status status = opening.all
+        ? cuda_opening_run(&opening)
+        : status_fail(TUTTI_NO_MEMORY, "rank %d has no memory to open %s for CUDA streams", group->rank, group->name);
+    if (status != TUTTI_OK) {
+        cuda_opening_undo(opening.streams);
+        atomic_store(&comm->opens_streams, false);
+    }
     free(opening.all);
     return status;
 }

@@ -37,6 +37,8 @@ struct tutti_comm {
     _Atomic int priority;
     /* Its part for operations on CUDA streams, or NULL. Set once, when it is opened for them; a holder. */
     _Atomic(struct stream_comm *) streams;
+    /* It is open for CUDA streams, or a thread is opening it. */
+    _Atomic bool opens_streams;
     struct submission submission;
     struct progress_entry progress_entry;
     /* The driver owns the fields from here on, except the outcome. */

@@ -110,6 +110,10 @@ struct operation *stream_comm_get_first(struct stream_comm *streams)
     pthread_mutex_unlock(&streams->lock);
     return first;
 }
+bool stream_comm_has_work(struct stream_comm *streams)
+{
+    return atomic_load(&streams->has_call) || stream_comm_get_first(streams);
+}
 
 /* ---- text ---- */
 void stream_comm_describe_operation(const tutti_comm *comm, const struct operation *op, char *out, size_t bytes)
@@ -135,5 +139,16 @@ bool stream_comm_describe_first(struct stream_comm *streams, char *out, size_t b
     const struct operation *first = streams->first;
     if (first) stream_comm_describe_operation(streams->comm, first, out, bytes);
     pthread_mutex_unlock(&streams->lock);
-    return first;
+    bool has_call = !first && atomic_load(&streams->has_call);
+    if (has_call) snprintf(out, bytes, "a call on streams of %s", streams->comm->group.name);
+    return first || has_call;
+}
+void stream_comm_list_absent_ranks(const struct stream_comm *streams, uint64_t number, char *out, size_t bytes)
+{
+    size_t used = 0;
+    out[0] = 0;
+    for (int i = 0; i < streams->ranks && used + 16 < bytes; i++)
+        if (!stream_site_rank_has_enqueued(streams->site, i, number))
+            used += (size_t)snprintf(out + used, bytes - used, "%s%d", used ? ", " : "",
+                group_rank_at_index(&streams->comm->group, i));
 }

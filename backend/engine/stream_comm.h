@@ -36,14 +36,17 @@ struct stream_comm {
     /* Serializes the calls, which own the cache of plans. */
     pthread_mutex_t call_lock;
     struct plan_cache *plans;
+    /* A call holds the lock. It may have enqueued work that is not in the list yet. */
+    _Atomic bool has_call;
     /* Protects the list of open operations, in the order of their numbers, and the writing of `failure`. */
     pthread_mutex_t lock;
     struct operation *first, **end;
     struct stream_failure failure;
-    /* When the thread last looked for late operations, until when it waits for operations after a failure, and until
-       when it waits for the peers while it leaves. 0: not yet. */
-    int64_t checked_ms, failing_until_ms, leaving_until_ms;
-    bool is_disconnected;
+    /* When the thread last looked for late operations, and when it first saw a failure of the streams, a failure of the
+       communicator, and that it leaves. 0: not yet. */
+    int64_t checked_ms, site_failed_ms, failed_ms, leaves_ms;
+    /* The thread has begun to close the slots of the peers. */
+    bool disconnects;
     /* The next one in the list of the stream thread. */
     struct stream_comm *next;
 };
@@ -63,8 +66,12 @@ void stream_comm_remove_first(struct stream_comm *streams);
 struct operation *stream_comm_get_first(struct stream_comm *streams);
 /* Describes an operation, as in "allreduce(8 x float32, sum), operation 3 on streams of the group". */
 void stream_comm_describe_operation(const tutti_comm *comm, const struct operation *op, char *out, size_t bytes);
-/* Describes the first open operation. Returns false if no operation is open. Any thread. */
+/* Describes the first open operation, or a call under way. Returns false if there is neither. Any thread. */
 bool stream_comm_describe_first(struct stream_comm *streams, char *out, size_t bytes);
+/* Writes the ranks that have not enqueued an operation of the site, as "1, 3". */
+void stream_comm_list_absent_ranks(const struct stream_comm *streams, uint64_t number, char *out, size_t bytes);
+/* True if an operation is open, or a call is under way. */
+bool stream_comm_has_work(struct stream_comm *streams);
 
 /* Returns true if operations on streams have failed for a reason that is known. NULL is fine. */
 static inline bool stream_comm_has_failed(const struct stream_comm *streams)

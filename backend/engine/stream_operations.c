@@ -15,7 +15,7 @@
 /* one_shot moves (ranks - 1) messages into each rank, and two_shot 2, but one_shot takes two calls of the driver less,
    about 8 us. In this time a link of 200 GB/s moves 1.6 MB. The bound leaves room for slower links. */
 enum { ONE_SHOT_BYTES = 1 << 20 };
-/* The bytes of a tile unless TUTTI_TILE_BYTES is set, its least value, and the tiles in flight unless TUTTI_SLOTS is. */
+/* The bytes of a tile unless TUTTI_TILE_BYTES is set, their least value, and the slots unless TUTTI_SLOTS is set. */
 enum { STREAM_TILE_BYTES = 4 << 20, STREAM_LEAST_TILE = 4096, STREAM_TILE_SLOTS = 2 };
 /* How long a call sleeps before it tries again, while the device has too much work. */
 enum { ROOM_PAUSE_NS = 100000 };
@@ -97,14 +97,18 @@ static tutti_status operation_enqueue_in_time(struct stream_comm *streams, struc
     const struct stream_operation *part, CUstream stream)
 {
     tutti_status status;
+    char absent[128];
     for (;;) {
         status = stream_site_enqueue_operation(streams->site, part, stream, &op->sequence);
         if (status != TUTTI_IN_PROGRESS) return status;
         TRY(stream_comm_check_open(streams, op->comm));
-        if (clock_ms() >= atomic_load(&op->limit.deadline_ms))
+        if (clock_ms() >= atomic_load(&op->limit.deadline_ms)) {
+            stream_comm_list_absent_ranks(streams, atomic_load(&streams->site->enqueued), absent, sizeof absent);
             return status_fail(TUTTI_TIMEOUT,
-                "rank %d of %s waited %lld ms until the device had room for another operation on a stream",
-                op->comm->group.rank, op->comm->group.name, (long long)atomic_load(&op->limit.timeout_ms));
+                "rank %d of %s waited %lld ms until the device had room for another operation on a stream: %s%s",
+                op->comm->group.rank, op->comm->group.name, (long long)atomic_load(&op->limit.timeout_ms),
+                absent[0] ? "earlier calls have not been made by rank " : "its streams have too much work", absent);
+        }
         nanosleep(&(struct timespec){ 0, ROOM_PAUSE_NS }, NULL);
     }
 }
@@ -178,10 +182,12 @@ tutti_status stream_operation_run(const struct operation *prepared, void *stream
     memcpy(&op, prepared, offsetof(struct operation, message));
     atomic_store(&op.limit.deadline_ms, clock_deadline(atomic_load(&op.limit.timeout_ms)));
     pthread_mutex_lock(&streams->call_lock);
+    atomic_store(&streams->has_call, true);
     tutti_status status = operation_plan_and_enqueue(streams, &op, (CUstream)stream);
     if (status == TUTTI_OK) operation_add_to_open(streams, &op, out);
     bool fails = status != TUTTI_OK && !status_is_refusal();
     if (fails) stream_comm_fail(streams, status, "%s", status_detail());
+    atomic_store(&streams->has_call, false);
     pthread_mutex_unlock(&streams->call_lock);
     return fails ? comm_fail_after_call(comm, status) : status;
 }

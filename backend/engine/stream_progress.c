@@ -6,11 +6,13 @@
 #include "backend/base/clock.h"
 #include "backend/engine/comm.h"
 #include "backend/engine/error_text.h"
+#include "backend/engine/stream_close.h"
 #include <stdio.h>
 
-/* How often the thread looks for late operations. RELEASE_MS is also the longest wait for peers that use slots when a
-   rank leaves. */
-enum { LATE_CHECK_MS = 10 };
+/* LATE_CHECK_MS: how often the thread looks for late operations. TEXT_MS: how long a rank waits for the text of the
+   rank that has found a failure. A rank that leaves waits RELEASE_MS for calls of other ranks and for peers that use
+   its slots, and STREAM_END_MS for operations that all ranks have called. */
+enum { LATE_CHECK_MS = 10, TEXT_MS = 20, STREAM_END_MS = 10000 };
 
 /* ---- ends ---- */
 /* Ends the operations that are done. Returns true if there was one. */
@@ -34,9 +36,9 @@ static bool stream_comm_complete_failed(struct stream_comm *streams)
     int64_t now_ms = clock_ms();
     bool some = false;
     struct operation *op;
-    if (!streams->failing_until_ms) streams->failing_until_ms = now_ms + RELEASE_MS;
+    if (!streams->failed_ms) streams->failed_ms = now_ms;
     while ((op = stream_comm_get_first(streams)) != NULL
-        && (now_ms >= streams->failing_until_ms || op->sequence <= stream_site_read_done_number(streams->site))) {
+        && (now_ms >= streams->failed_ms + RELEASE_MS || op->sequence <= stream_site_read_done_number(streams->site))) {
         stream_comm_remove_first(streams);
         operation_complete_on_stream(op, comm_get_failure(comm));
         some = true;
@@ -45,16 +47,6 @@ static bool stream_comm_complete_failed(struct stream_comm *streams)
 }
 
 /* ---- reasons to fail ---- */
-/* Writes the ranks that have not enqueued an operation, as "1, 3". */
-static void stream_comm_list_absent_ranks(const struct stream_comm *streams, uint64_t number, char *out, size_t bytes)
-{
-    size_t used = 0;
-    out[0] = 0;
-    for (int i = 0; i < streams->ranks && used + 16 < bytes; i++)
-        if (!stream_site_rank_has_enqueued(streams->site, i, number))
-            used += (size_t)snprintf(out + used, bytes - used, "%s%d", used ? ", " : "",
-                group_rank_at_index(&streams->comm->group, i));
-}
 /* Records that an operation has reached its timeout. */
 static void stream_comm_fail_late(struct stream_comm *streams, const struct operation *op)
 {
@@ -77,25 +69,34 @@ static void stream_comm_check_deadlines(struct stream_comm *streams)
     pthread_mutex_unlock(&streams->lock);
     if (late) stream_comm_fail_late(streams, late);
 }
-/* Fails if a rank has destroyed its communicator and has not made the calls that are open here. */
+/* True if a rank has destroyed its communicator, and has not made the calls that are open here, or has ended without
+   closing the slots of its peers, so that its own may be gone. */
+static bool stream_comm_misses_rank(const struct stream_comm *streams, int index)
+{
+    const struct peer *peer = streams->peers[index];
+    if (index == streams->rank || !comm_rank_has_left(streams->comm, group_rank_at_index(&streams->comm->group, index)))
+        return false;
+    return !stream_site_rank_has_enqueued(streams->site, index, atomic_load(&streams->site->enqueued))
+        || (peer && peer_is_gone(peer) && !stream_words_is_disconnected(streams->words, index));
+}
 static void stream_comm_check_departed(struct stream_comm *streams)
 {
     const struct group *group = &streams->comm->group;
     char where[ERROR_TEXT_BYTES + 4] = " in ", text[STATUS_DETAIL_BYTES];
-    uint64_t last = atomic_load(&streams->site->enqueued);
+    int cause, finder;
     for (int i = 0; i < streams->ranks; i++) {
-        int rank = group_rank_at_index(group, i);
-        if (i == streams->rank || !comm_rank_has_left(streams->comm, rank)
-            || stream_site_rank_has_enqueued(streams->site, i, last))
-            continue;
+        if (!stream_comm_misses_rank(streams, i)) continue;
+        /* Operations that ended before the rank did must not fail. */
+        stream_site_poll_quietly(streams->site, &cause, &finder);
+        stream_comm_complete_done(streams);
         if (!stream_comm_describe_first(streams, where + 4, sizeof where - 4)) return;
-        error_text_of_leaving(group, rank, group->rank, where, text, sizeof text);
+        error_text_of_leaving(group, group_rank_at_index(group, i), group->rank, where, text, sizeof text);
         stream_comm_fail(streams, TUTTI_PEER_LOST, "%s", text);
     }
 }
 /* Records the failure of the streams of the group. `rank` is its cause, or -1: this rank's device, whose error is this
    thread's last one. */
-static void stream_comm_record_site_failure(struct stream_comm *streams, tutti_status status, int rank)
+static void stream_comm_record_site_failure(struct stream_comm *streams, tutti_status status, int rank, int finder)
 {
     const struct group *group = &streams->comm->group;
     unsigned long long number = atomic_load(&streams->site->compared) + 1;
@@ -104,21 +105,31 @@ static void stream_comm_record_site_failure(struct stream_comm *streams, tutti_s
             status_detail());
     else if (status == TUTTI_MISMATCH)
         stream_comm_fail(streams, status,
-            "ranks disagree about operation %llu on streams of %s: rank %d and another rank make different calls; all "
-            "ranks must make the same calls in the same order",
-            number, group->name, group_rank_at_index(group, rank));
+            "ranks disagree about operation %llu on streams of %s: rank %d and rank %d make different calls; all ranks "
+            "must make the same calls in the same order, with the same algorithm, TUTTI_TILE_BYTES and TUTTI_SLOTS",
+            number, group->name, group_rank_at_index(group, finder), group_rank_at_index(group, rank));
     else
         stream_comm_fail(streams, status, "operations on streams of %s have failed because of rank %d: %s", group->name,
             group_rank_at_index(group, rank), status_message(status));
 }
-/* Looks for reasons to fail while operations are open. */
-static void stream_comm_find_reason(struct stream_comm *streams, tutti_status status, int cause)
+/* Looks for a failure of the streams. Another rank that has found it soon publishes its text, which is better. */
+static void stream_comm_check_site(struct stream_comm *streams)
+{
+    int cause, finder;
+    tutti_status status = stream_site_poll_quietly(streams->site, &cause, &finder);
+    if (status == TUTTI_OK || stream_comm_has_failed(streams) || comm_has_failed(streams->comm)) return;
+    int64_t now_ms = clock_ms();
+    if (!streams->site_failed_ms) streams->site_failed_ms = now_ms;
+    if (finder == streams->rank || now_ms >= streams->site_failed_ms + TEXT_MS)
+        stream_comm_record_site_failure(streams, status, cause, finder);
+}
+/* Looks for other reasons to fail while there is work. */
+static void stream_comm_find_reason(struct stream_comm *streams)
 {
     int64_t now_ms = clock_ms();
-    if (stream_comm_has_failed(streams) || comm_has_failed(streams->comm)) return;
-    if (status != TUTTI_OK) { stream_comm_record_site_failure(streams, status, cause); return; }
-    if (now_ms < streams->checked_ms + LATE_CHECK_MS || !stream_comm_get_first(streams)) return;
+    if (now_ms < streams->checked_ms + LATE_CHECK_MS || !stream_comm_has_work(streams)) return;
     streams->checked_ms = now_ms;
+    if (stream_comm_has_failed(streams) || comm_has_failed(streams->comm)) return;
     stream_comm_check_deadlines(streams);
     stream_comm_check_departed(streams);
 }
@@ -136,7 +147,8 @@ static bool comm_may_have_reason(const struct stream_comm *streams)
 static void stream_comm_pass_failure(struct stream_comm *streams)
 {
     tutti_comm *comm = streams->comm;
-    bool failing = stream_comm_has_failed(streams) || (stream_comm_get_first(streams) && comm_may_have_reason(streams));
+    bool works = streams->site_failed_ms || stream_comm_has_work(streams);
+    bool failing = stream_comm_has_failed(streams) || (works && comm_may_have_reason(streams));
     if (failing && !comm_has_failed(comm) && driver_try_acquire(comm)) {
         driver_fail_if_due(comm);
         driver_hand_over_role(comm);
@@ -164,33 +176,43 @@ static bool stream_comm_all_have_enqueued(const struct stream_comm *streams)
         if (!stream_site_rank_has_enqueued(streams->site, i, last)) return false;
     return true;
 }
-static void stream_comm_disconnect_if_idle(struct stream_comm *streams)
+/* Disconnects when the streams have ended. Returns true when that is done. */
+static bool stream_comm_try_disconnect(struct stream_comm *streams)
 {
-    if (streams->is_disconnected || !stream_site_is_idle(streams->site)) return;
-    stream_site_disconnect_peers(streams->site);
-    streams->is_disconnected = true;
+    if (!streams->disconnects && stream_site_is_idle(streams->site)) {
+        streams->disconnects = true;
+        stream_comm_start_disconnect(streams);
+    }
+    return stream_words_is_disconnected(streams->words, streams->rank);
 }
-/* Leaves the communicator when its operations are over and the peers are done, or the time for that has passed. */
-static void stream_comm_try_leave(struct stream_comm *streams)
+/* Fails the work that keeps the communicator from leaving, after a time. */
+static void stream_comm_end_work(struct stream_comm *streams, int64_t waited_ms)
 {
     const struct group *group = &streams->comm->group;
+    bool waits = !atomic_load(&streams->has_call) && stream_comm_all_have_enqueued(streams);
+    if (waited_ms >= (waits ? STREAM_END_MS : RELEASE_MS))
+        stream_comm_fail(streams, TUTTI_ABORTED, "%s was destroyed while operations ran on its streams, by rank %d",
+            group->name, group->rank);
+}
+/* Leaves the communicator when its operations are over and the peers are done, or the time for that has passed. Returns
+   true when it has left. */
+static bool stream_comm_try_leave(struct stream_comm *streams)
+{
     int64_t now_ms = clock_ms();
-    if (!streams->leaving_until_ms) streams->leaving_until_ms = now_ms + RELEASE_MS;
-    bool is_late = now_ms >= streams->leaving_until_ms;
-    if (stream_comm_get_first(streams)) {
-        /* Operations that all ranks have called end without a call of any rank, or reach their timeout. */
-        if (is_late && !stream_comm_all_have_enqueued(streams))
-            stream_comm_fail(streams, TUTTI_ABORTED, "%s was destroyed while operations ran on its streams, by rank %d",
-                group->name, group->rank);
-        return;
+    if (!streams->leaves_ms) streams->leaves_ms = now_ms;
+    int64_t waited_ms = now_ms - streams->leaves_ms;
+    if (stream_comm_has_work(streams)) {
+        stream_comm_end_work(streams, waited_ms);
+        return false;
     }
-    if (!is_late && !stream_comm_peers_are_done(streams)) return;
-    /* A call may be under way on another thread. */
-    if (pthread_mutex_trylock(&streams->call_lock)) return;
     /* A process that ends after it has destroyed its communicator should not end with slots of peers open. */
-    stream_comm_disconnect_if_idle(streams);
-    atomic_store(&streams->state, STREAMS_LEFT);
+    bool is_over = stream_comm_peers_are_done(streams) && stream_comm_try_disconnect(streams);
+    if (!is_over && waited_ms < RELEASE_MS) return false;
+    if (pthread_mutex_trylock(&streams->call_lock)) return false;
+    bool leaves = !stream_comm_has_work(streams);
+    if (leaves) atomic_store(&streams->state, STREAMS_LEFT);
     pthread_mutex_unlock(&streams->call_lock);
+    return leaves;
 }
 /* True if all other ranks have disconnected or died. */
 static bool stream_comm_is_unused(const struct stream_comm *streams)
@@ -201,42 +223,38 @@ static bool stream_comm_is_unused(const struct stream_comm *streams)
     }
     return true;
 }
-/* Disconnects when the streams have ended, and frees everything when no peer uses it. Returns true then. */
-static bool stream_comm_try_close(struct stream_comm *streams)
+/* Disconnects when the streams have ended. Returns true when no peer uses the slots. */
+static bool stream_comm_is_closable(struct stream_comm *streams)
 {
-    int cause;
-    if (streams->site) {
-        /* Peers may need this rank to release their streams. */
-        stream_site_poll_quietly(streams->site, &cause);
-        stream_comm_disconnect_if_idle(streams);
-        if (!streams->is_disconnected || !stream_comm_is_unused(streams)) return false;
-    } else if (streams->words) {
-        stream_words_set_disconnected(streams->words, streams->rank);
+    int cause, finder;
+    if (!streams->site) {
+        if (streams->words) stream_words_set_disconnected(streams->words, streams->rank);
+        return true;
     }
-    stream_comm_close(streams);
-    return true;
+    /* Peers may need this rank to release their streams. */
+    stream_site_poll_quietly(streams->site, &cause, &finder);
+    return stream_comm_try_disconnect(streams) && stream_comm_is_unused(streams);
 }
 
 /* ---- a visit ---- */
 static enum stream_visit stream_comm_serve(struct stream_comm *streams, bool *progressed)
 {
-    int cause;
-    tutti_status status = stream_site_poll_quietly(streams->site, &cause);
+    stream_comm_check_site(streams);
     *progressed |= stream_comm_complete_done(streams);
-    stream_comm_find_reason(streams, status, cause);
+    stream_comm_find_reason(streams);
     stream_comm_pass_failure(streams);
     *progressed |= stream_comm_complete_failed(streams);
-    bool leaves = atomic_load(&streams->state) == STREAMS_LEAVING;
-    if (leaves) stream_comm_try_leave(streams);
-    bool failing = stream_comm_has_failed(streams) && !comm_has_failed(streams->comm);
-    return leaves || failing || stream_comm_get_first(streams) ? STREAM_VISIT_OPEN : STREAM_VISIT_IDLE;
+    bool has_failure = streams->site_failed_ms || stream_comm_has_failed(streams);
+    bool open = stream_comm_has_work(streams) || (has_failure && !comm_has_failed(streams->comm));
+    if (atomic_load(&streams->state) == STREAMS_LEAVING) open = !stream_comm_try_leave(streams);
+    return open ? STREAM_VISIT_OPEN : STREAM_VISIT_IDLE;
 }
 enum stream_visit stream_comm_visit(struct stream_comm *streams, bool *progressed)
 {
     switch (atomic_load(&streams->state)) {
     case STREAMS_OPEN:
     case STREAMS_LEAVING: return stream_comm_serve(streams, progressed);
-    case STREAMS_LEFT: return stream_comm_try_close(streams) ? STREAM_VISIT_OVER : STREAM_VISIT_IDLE;
+    case STREAMS_LEFT: return stream_comm_is_closable(streams) ? STREAM_VISIT_OVER : STREAM_VISIT_IDLE;
     default: return STREAM_VISIT_IDLE;
     }
 }

@@ -1,6 +1,7 @@
 /* The thread alone removes entries from its list, and ends when the list is empty. Others add entries with the lock. */
 #include "backend/engine/stream_thread.h"
 #include "backend/engine/comm.h"
+#include "backend/engine/stream_close.h"
 #include "backend/engine/stream_progress.h"
 #include "backend/host/wait.h"
 #include <signal.h>
@@ -22,22 +23,15 @@ void stream_thread_reset_after_fork(void)
 }
 void stream_thread_wake(void) { word_ring_bell(&stream_thread.bell, &stream_thread.sleepers, false); }
 
-/* Polls an entry. Returns true if it has open operations or is leaving. Frees an entry that is over: *at becomes the
-   next one. */
-static bool stream_thread_visit(struct stream_comm **at, bool *progressed)
+/* Takes an entry out of the list, and lets another thread free it. */
+static void stream_thread_remove(struct stream_comm *streams)
 {
-    struct stream_comm *streams = *at, *next;
-    enum stream_visit found = stream_comm_visit(streams, progressed);
-    if (found != STREAM_VISIT_OVER) return found == STREAM_VISIT_OPEN;
     pthread_mutex_lock(&stream_thread.lock);
-    /* Entries may have been added in front of this one. */
-    struct stream_comm **link = &stream_thread.list;
-    while (*link != streams) link = &(*link)->next;
-    *link = next = streams->next;
+    struct stream_comm **at = &stream_thread.list;
+    while (*at != streams) at = &(*at)->next;
+    *at = streams->next;
     pthread_mutex_unlock(&stream_thread.lock);
-    *at = next;
-    stream_comm_release(streams);
-    return true;
+    stream_comm_start_close(streams);
 }
 /* Returns the first entry. NULL: the list is empty, and the thread ends. */
 static struct stream_comm *stream_thread_get_list(void)
@@ -48,13 +42,15 @@ static struct stream_comm *stream_thread_get_list(void)
     pthread_mutex_unlock(&stream_thread.lock);
     return first;
 }
+/* Visits all entries. Returns true if one of them has open operations. */
 static bool stream_thread_visit_all(struct stream_comm *first, bool *progressed)
 {
     bool open = false;
-    for (struct stream_comm *streams = first, *visited; streams;) {
-        visited = streams;
-        open |= stream_thread_visit(&streams, progressed);
-        if (streams == visited) streams = streams->next;
+    for (struct stream_comm *streams = first, *next; streams; streams = next) {
+        next = streams->next;
+        enum stream_visit found = stream_comm_visit(streams, progressed);
+        if (found == STREAM_VISIT_OVER) stream_thread_remove(streams);
+        open |= found == STREAM_VISIT_OPEN;
     }
     return open;
 }
@@ -62,7 +58,6 @@ static void *stream_thread_main(void *unused)
 {
     long pause_ns = SHORTEST_PAUSE_NS;
     uint32_t bell_seen = 0;
-    cuda_thread_relax_captures();
     for (struct stream_comm *first; (first = stream_thread_get_list()) != NULL;) {
         struct wait_set set;
         uint32_t bell = atomic_load(&stream_thread.bell);
@@ -113,12 +108,19 @@ tutti_status stream_thread_add(struct stream_comm *streams)
 }
 void stream_thread_leave(struct stream_comm *streams)
 {
-    int open = STREAMS_OPEN;
-    if (!streams || !atomic_compare_exchange_strong(&streams->state, &open, STREAMS_LEAVING)) return;
+    int opening = STREAMS_OPENING, open = STREAMS_OPEN;
+    /* If the other thread that opens it has not finished, it finds that here. */
+    if (!streams || atomic_compare_exchange_strong(&streams->state, &opening, STREAMS_LEFT)) return;
+    atomic_compare_exchange_strong(&streams->state, &open, STREAMS_LEAVING);
     for (int64_t n = 0; atomic_load(&streams->state) != STREAMS_LEFT; n++) {
         stream_thread_wake();
         group_back_off(&streams->comm->group, n);
     }
+}
+bool stream_thread_finish_opening(struct stream_comm *streams)
+{
+    int opening = STREAMS_OPENING;
+    return atomic_compare_exchange_strong(&streams->state, &opening, STREAMS_OPEN);
 }
 void stream_thread_discard(struct stream_comm *streams)
 {

@@ -11,6 +11,8 @@ void stream_thread_wake(void);
 /* Ends the operations of a communicator's part, within a few seconds, and detaches it from the communicator. Operations
    that are not done by then fail on all ranks. NULL is fine. */
 void stream_thread_leave(struct stream_comm *streams);
+/* Ends the opening of a communicator's part. Returns false if the communicator was destroyed meanwhile. */
+bool stream_thread_finish_opening(struct stream_comm *streams);
 /* Lets the thread free a part that was never opened. */
 void stream_thread_discard(struct stream_comm *streams);
 /* Forgets the thread and its list in the child of a fork, where the thread does not run. */

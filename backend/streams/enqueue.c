@@ -301,7 +301,7 @@ tutti_status stream_site_enqueue_operation(struct stream_site *site, const struc
     CUstream stream, uint64_t *number)
 {
     bool entered;
-    TRY(stream_site_poll_group(site));
+    TRY(stream_site_check_group(site));
     TRY(status_mark_refusal(stream_site_enter_context(site, &entered)));
     pthread_mutex_lock(&site->driver_lock);
     tutti_status status = site_enqueue_operation_in_context(site, operation, stream, number);

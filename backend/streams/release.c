@@ -79,7 +79,8 @@ static tutti_status site_check_device(struct stream_site *site)
     pthread_mutex_unlock(&site->driver_lock);
     return status;
 }
-static tutti_status failure_get_status(uint64_t failure) { return -(tutti_status)(failure >> RANK_BITS); }
+static tutti_status failure_get_status(uint64_t failure) { return -(tutti_status)(failure >> 2 * RANK_BITS); }
+static int failure_get_finder(uint64_t failure) { return (int)(failure >> RANK_BITS & ((1u << RANK_BITS) - 1)); }
 static int failure_get_rank(uint64_t failure) { return (int)(failure & ((1u << RANK_BITS) - 1)); }
 /* Returns the group's failure as this thread's error. */
 static tutti_status failure_report_as_error(uint64_t failure)
@@ -91,7 +92,8 @@ static tutti_status failure_report_as_error(uint64_t failure)
 }
 void stream_site_fail_group(struct stream_site *site, tutti_status status, int rank)
 {
-    uint64_t none = 0, failure = (uint64_t)-status << RANK_BITS | (uint64_t)rank;
+    uint64_t none = 0,
+             failure = (uint64_t)-status << 2 * RANK_BITS | (uint64_t)site->rank << RANK_BITS | (uint64_t)rank;
     atomic_compare_exchange_strong(&site->words->failure, &none, failure);
     site_release_waiting_streams(site);
 }
@@ -124,8 +126,8 @@ static void site_compare_new_declarations(struct stream_site *site)
         }
     }
 }
-/* Polls the group, and returns its failure or 0. *found gets the failure that this poll has found in the device. */
-static uint64_t site_poll_failure(struct stream_site *site, tutti_status *found)
+/* Polls the group without a call of the driver, and returns its failure or 0. */
+static uint64_t site_poll_failure(struct stream_site *site)
 {
     pthread_mutex_lock(&site->compare_lock);
     uint64_t done = stream_site_read_done_number(site);
@@ -137,21 +139,26 @@ static uint64_t site_poll_failure(struct stream_site *site, tutti_status *found)
         site_release_waiting_streams(site);
         site_write_host_end(site);
     }
-    *found = site_check_device(site);
     return failure;
 }
-tutti_status stream_site_poll_quietly(struct stream_site *site, int *rank)
+tutti_status stream_site_poll_quietly(struct stream_site *site, int *rank, int *finder)
 {
-    tutti_status found;
-    uint64_t failure = site_poll_failure(site, &found);
+    uint64_t failure = site_poll_failure(site);
+    tutti_status found = site_check_device(site);
     *rank = failure ? failure_get_rank(failure) : -1;
+    *finder = failure ? failure_get_finder(failure) : site->rank;
     return failure ? failure_get_status(failure) : found;
 }
 tutti_status stream_site_poll_group(struct stream_site *site)
 {
-    tutti_status found;
-    uint64_t failure = site_poll_failure(site, &found);
+    uint64_t failure = site_poll_failure(site);
+    tutti_status found = site_check_device(site);
     return failure ? failure_report_as_error(failure) : found;
+}
+tutti_status stream_site_check_group(struct stream_site *site)
+{
+    uint64_t failure = site_poll_failure(site);
+    return failure ? failure_report_as_error(failure) : TUTTI_OK;
 }
 tutti_status stream_site_test_operation(struct stream_site *site, uint64_t number)
 {

@@ -4,9 +4,12 @@
 #pragma once
 #include "backend/streams/site.h"
 
-/* Does what stream_site_poll_group does, without an error text. *rank gets the rank that failed the group, or -1: this
-   call has found that the device has failed, and this thread's last error has the text. */
-tutti_status stream_site_poll_quietly(struct stream_site *site, int *rank);
+/* Does what stream_site_poll_group does, without an error text. *rank gets the rank that failed the group, and *finder
+   the one that found that. *rank is -1 if this call has found that the device has failed; then this thread's last error
+   has the text. */
+tutti_status stream_site_poll_quietly(struct stream_site *site, int *rank, int *finder);
+/* Does what stream_site_poll_group does, without a call of the driver. */
+tutti_status stream_site_check_group(struct stream_site *site);
 /* Compares what ranks have declared, and fails the group if two differ. Returns OK, or the failure of the group. After
    a failure each call releases the streams that wait. Some calls ask the driver whether the device has failed, so they
    may wait while the driver blocks another thread of the program. */

@@ -190,14 +190,16 @@ void stream_site_disconnect_peers(struct stream_site *site)
 }
 void stream_site_destroy(struct stream_site *site)
 {
-    bool entered;
+    bool entered = false;
     if (!site) return;
-    if (site->context && !stream_site_enter_context(site, &entered)) {
+    bool inside = site->context && !stream_site_enter_context(site, &entered);
+    if (inside) {
         if (site->idle_stream) cuda.cuStreamDestroy_v2(site->idle_stream);
         if (site->slots[site->rank]) cuda.cuMemFree_v2(site->slots[site->rank]);
-        if (site->words) host_words_unregister(site->words);
-        stream_site_leave_context(entered);
     }
+    /* Without its context the driver refuses, but the entry of the words must go. */
+    if (site->words) host_words_unregister(site->words);
+    stream_site_leave_context(entered);
     pthread_mutex_destroy(&site->driver_lock);
     pthread_mutex_destroy(&site->compare_lock);
     free(site->slots);

@@ -76,6 +76,29 @@ static void test_a_rank_that_died_is_noticed_by_the_next_call(void **state)
     (void)state;
     assert_int_equal(cuda_ranks_run(2, UNORDERED, rank_dies_idle), 1);
 }
+/* A call that needs several operations waits for room when the other rank dies or leaves. */
+static void rank_is_gone_during_a_call(struct cuda_rank *rank, bool dies)
+{
+    struct cuda_run run;
+    struct cuda_call call = cuda_call_sum(300000, 0);
+    cuda_run_prepare(rank, &call, &run);
+    REQUIRE(tutti_barrier(rank->me->comm, NULL) == TUTTI_OK);
+    if (rank->me->rank == 1 && dies) raise(SIGKILL);
+    if (rank->me->rank == 0) {
+        REQUIRE(cuda_run_start(rank, &run) == TUTTI_PEER_LOST);
+        REQUIRE_TEXT(dies ? "rank 1 of the group (process" : "rank 1 of the group has destroyed its communicator");
+        cuda_rank_check_device(rank);
+    }
+    cuda_run_free(&run);
+}
+static void rank_dies_during_a_call(struct cuda_rank *rank) { rank_is_gone_during_a_call(rank, true); }
+static void rank_leaves_during_a_call(struct cuda_rank *rank) { rank_is_gone_during_a_call(rank, false); }
+static void test_a_call_that_waits_for_room_notices_that_a_rank_is_gone(void **state)
+{
+    (void)state;
+    assert_int_equal(cuda_ranks_run(2, "TUTTI_CUDA_SLOT_BYTES=8192 " UNORDERED, rank_dies_during_a_call), 1);
+    assert_cuda_ranks(2, "TUTTI_CUDA_SLOT_BYTES=8192 " UNORDERED, rank_leaves_during_a_call);
+}
 /* Ranks 0 and 1 wait for rank 2, and rank 0 aborts. */
 static void rank_aborts(struct cuda_rank *rank)
 {
@@ -213,6 +236,7 @@ int test_cuda_failures(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_a_killed_rank_fails_the_operations_of_the_others),
         cmocka_unit_test(test_a_rank_that_died_is_noticed_by_the_next_call),
+        cmocka_unit_test(test_a_call_that_waits_for_room_notices_that_a_rank_is_gone),
         cmocka_unit_test(test_a_failure_on_streams_ends_calls_on_the_host),
         cmocka_unit_test(test_an_abort_ends_the_operations_of_all),
         cmocka_unit_test(test_a_timeout_names_the_ranks_that_are_missing),

@@ -141,6 +141,33 @@ static void test_slots_are_freed_during_a_capture(void **state)
     assert_cuda_ranks(2, NULL, rank_captures);
 }
 
+/* The slots of one communicator are freed, which waits for the device, while a stream waits that only the timeout of an
+   operation of another communicator ends. */
+static void rank_frees_beside_a_wait(struct cuda_rank *rank)
+{
+    struct cuda_run run;
+    tutti_comm *part;
+    REQUIRE(tutti_comm_split(rank->me->comm, 0, rank->me->rank, &part) == TUTTI_OK);
+    REQUIRE(tutti_comm_open_cuda(part, rank->me->rank) == TUTTI_OK);
+    struct cuda_call call = cuda_call_sum(100, 0);
+    cuda_run_prepare(rank, &call, &run);
+    run.request.timeout_ms = 300;
+    if (rank->me->rank == 0) {
+        REQUIRE(cuda_run_start(rank, &run) == TUTTI_OK);
+        REQUIRE(tutti_comm_destroy(part) == TUTTI_OK);
+        REQUIRE(cuda_run_wait(&run) == TUTTI_TIMEOUT);
+    } else {
+        REQUIRE(tutti_comm_destroy(part) == TUTTI_OK);
+        while (tutti_comm_get_async_error(rank->me->comm) == TUTTI_OK) sleep_us(1000);
+    }
+    cuda_run_free(&run);
+}
+static void test_streams_are_polled_while_slots_are_freed(void **state)
+{
+    (void)state;
+    assert_cuda_ranks(2, UNORDERED, rank_frees_beside_a_wait);
+}
+
 /* Returns true while this process has a thread of that name. */
 static bool process_has_thread(const char *name)
 {
@@ -245,6 +272,7 @@ int test_cuda_lifetimes(void)
         cmocka_unit_test(test_several_communicators_run_beside_each_other),
         cmocka_unit_test(test_ranks_may_be_threads),
         cmocka_unit_test(test_slots_are_freed_during_a_capture),
+        cmocka_unit_test(test_streams_are_polled_while_slots_are_freed),
         cmocka_unit_test(test_slots_outlive_a_communicator_that_streams_use),
         cmocka_unit_test(test_the_thread_stops_when_no_communicator_needs_it),
 #ifndef NO_PROCESSES
