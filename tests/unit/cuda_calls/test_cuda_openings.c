@@ -1,6 +1,7 @@
 /* Opening communicators for CUDA, and calls that are refused. A refusal leaves the group as it was. */
 #include "tests/fake_cuda/graph_calls.h"
 #include "tests/unit/cuda_calls/cuda_ranks.h"
+#include <pthread.h>
 
 static void expect_refusal(tutti_status status, tutti_status expected, const char *text)
 {
@@ -57,6 +58,42 @@ static void rank_is_on_several_hosts(struct cuda_rank *rank)
 {
     expect_refusal(tutti_comm_open_cuda(rank->me->comm, 0), TUTTI_UNSUPPORTED, "need all ranks on one host");
     rank_uses_host(rank);
+}
+struct opener { struct cuda_rank *rank; tutti_status status; };
+static void *opener_main(void *argument)
+{
+    struct opener *opener = argument;
+    opener->status = tutti_comm_open_cuda(opener->rank->me->comm, opener->rank->me->rank);
+    return NULL;
+}
+/* One of the threads opens the communicator, the same or another one than on the other rank. */
+static void rank_opens_on_two_threads(struct cuda_rank *rank)
+{
+    struct opener openers[2] = { { rank, TUTTI_OK }, { rank, TUTTI_OK } };
+    pthread_t threads[2];
+    for (int i = 0; i < 2; i++) REQUIRE(pthread_create(&threads[i], NULL, opener_main, &openers[i]) == 0);
+    for (int i = 0; i < 2; i++) REQUIRE(pthread_join(threads[i], NULL) == 0);
+    REQUIRE(openers[0].status + openers[1].status == TUTTI_INVALID_ARGUMENT);
+    struct cuda_call call = cuda_call_sum(1000, 0);
+    cuda_call_and_check(rank, &call);
+}
+/* Rank 1 destroys its communicator while another thread waits for rank 0 to open it. */
+static void rank_destroys_what_it_opens(struct cuda_rank *rank)
+{
+    struct opener opener = { rank, TUTTI_OK };
+    pthread_t thread;
+    if (rank->me->rank == 0) return;
+    REQUIRE(tutti_comm_retain(rank->me->comm) == TUTTI_OK);
+    REQUIRE(pthread_create(&thread, NULL, opener_main, &opener) == 0);
+    sleep_us(10000);
+    REQUIRE(tutti_comm_destroy(rank->me->comm) == TUTTI_OK);
+    REQUIRE(pthread_join(thread, NULL) == 0 && (opener.status == TUTTI_ABORTED || opener.status == TUTTI_PEER_LOST));
+}
+static void test_threads_may_open_and_destroy_at_once(void **state)
+{
+    (void)state;
+    assert_cuda_ranks_unopened(2, NULL, rank_opens_on_two_threads);
+    assert_cuda_ranks_unopened(2, NULL, rank_destroys_what_it_opens);
 }
 static void test_all_ranks_refuse_if_one_has_no_driver(void **state)
 {
@@ -133,6 +170,7 @@ int test_cuda_openings(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_all_ranks_refuse_if_one_has_no_driver),
         cmocka_unit_test(test_a_failed_opening_can_be_repeated),
+        cmocka_unit_test(test_threads_may_open_and_destroy_at_once),
         cmocka_unit_test(test_several_hosts_are_refused),
         cmocka_unit_test(test_a_refused_call_leaves_the_group_as_it_was),
     };
