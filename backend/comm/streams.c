@@ -43,6 +43,25 @@ static tutti_status cuda_opening_exchange_reports(struct cuda_opening *opening, 
     }
     return TUTTI_OK;
 }
+/* Refuses ranks of one process on one device. The context orders work of its legacy default stream with that of others,
+   and some calls wait for all its streams, so a rank may wait for the stream by which it should arrive. */
+static tutti_status cuda_opening_check_devices(const struct cuda_opening *opening)
+{
+    const struct group *group = &opening->comm->group;
+    for (int b = 1; b < group->size; b++) {
+        for (int a = 0; a < b; a++) {
+            if (opening->all[a].device != opening->all[b].device
+                || !member_shares_process(&group->members[a], &group->members[b]))
+                continue;
+            return status_refuse(TUTTI_UNSUPPORTED,
+                "%s cannot be opened for CUDA streams, because rank %d and rank %d are one process and use device %d, "
+                "where one may wait for the other without end: start one process per rank, or set TUTTI_CUDA=0, which "
+                "takes the way through host memory",
+                group->name, a, b, (int)opening->all[a].device);
+        }
+    }
+    return TUTTI_OK;
+}
 /* Opens the driver and the kernels, and adds this communicator to the stream thread. */
 static tutti_status cuda_opening_prepare(struct cuda_opening *opening)
 {
@@ -96,6 +115,7 @@ static tutti_status cuda_opening_run(struct cuda_opening *opening)
 {
     tutti_comm *comm = opening->comm;
     TRY(cuda_opening_exchange_reports(opening, cuda_opening_prepare(opening)));
+    TRY(cuda_opening_check_devices(opening));
     TRY(comm_allocate_common(comm, stream_words_count_bytes(comm->group.size), &opening->streams->words));
     TRY(cuda_opening_exchange_reports(opening, cuda_opening_create_site(opening)));
     TRY(cuda_opening_exchange_reports(opening, cuda_opening_connect_peers(opening)));

@@ -14,7 +14,12 @@ struct cuda_start {
 };
 
 /* ---- ranks ---- */
-static int rank_device(const struct rank *me) { return me->rank % 2; }
+static int rank_device(const struct rank *me)
+{
+    int devices;
+    SUCCESS(cuDeviceGetCount(&devices));
+    return me->rank % devices;
+}
 void cuda_rank_use_device(struct cuda_rank *rank)
 {
     CUcontext context;
@@ -84,6 +89,10 @@ void assert_cuda_ranks_unopened(int size, const char *settings, cuda_body *body)
 void assert_cuda_threads(int size, const char *settings, cuda_body *body)
 {
     assert_int_equal(ranks_start(1, settings, (struct cuda_start){ body, true, size }), 0);
+}
+void assert_cuda_threads_unopened(int size, const char *settings, cuda_body *body)
+{
+    assert_int_equal(ranks_start(1, settings, (struct cuda_start){ body, false, size }), 0);
 }
 _Atomic uint32_t *cuda_stream_block(CUstream stream)
 {

@@ -23,8 +23,9 @@ int cuda_ranks_run(int size, const char *settings, cuda_body *body);
 void assert_cuda_ranks(int size, const char *settings, cuda_body *body);
 /* Does the same, but does not open the communicators. */
 void assert_cuda_ranks_unopened(int size, const char *settings, cuda_body *body);
-/* Does the same with ranks that are threads of one process. */
+/* The same with ranks that are threads of one process. */
 void assert_cuda_threads(int size, const char *settings, cuda_body *body);
+void assert_cuda_threads_unopened(int size, const char *settings, cuda_body *body);
 /* Opens a communicator on the device of this rank. */
 void cuda_rank_open(struct cuda_rank *rank);
 /* Makes the context of the rank's device current, and creates its streams. */

@@ -112,7 +112,7 @@ static void test_ranks_may_be_threads(void **state)
 {
     (void)state;
     assert_cuda_threads(2, NULL, rank_is_a_thread);
-    assert_cuda_threads(3, "FAKE_CUDA_DELAY=shuffled FAKE_CUDA_DELAY_US=100", rank_is_a_thread);
+    assert_cuda_threads(3, "FAKE_CUDA_DEVICES=3 FAKE_CUDA_DELAY=shuffled FAKE_CUDA_DELAY_US=100", rank_is_a_thread);
 }
 
 /* The slots of rank 0 are freed while its program captures a stream in the strictest mode. */

@@ -59,6 +59,14 @@ static void rank_is_on_several_hosts(struct cuda_rank *rank)
     expect_refusal(tutti_comm_open_cuda(rank->me->comm, 0), TUTTI_UNSUPPORTED, "need all ranks on one host");
     rank_uses_host(rank);
 }
+/* Ranks 0 and 2 are threads with the same device, so the legacy default stream of one is that of the other. */
+static void rank_shares_a_device(struct cuda_rank *rank)
+{
+    expect_refusal(tutti_comm_open_cuda(rank->me->comm, rank->me->rank % 2), TUTTI_UNSUPPORTED,
+        "rank 0 and rank 2 are one process and use device 0");
+    REQUIRE_TEXT("start one process per rank, or set TUTTI_CUDA=0");
+    rank_uses_host(rank);
+}
 struct opener { struct cuda_rank *rank; tutti_status status; };
 static void *opener_main(void *argument)
 {
@@ -109,6 +117,12 @@ static void test_several_hosts_are_refused(void **state)
 {
     (void)state;
     assert_cuda_ranks_unopened(2, "TUTTI_HOSTS=2", rank_is_on_several_hosts);
+}
+
+static void test_threads_on_one_device_are_refused(void **state)
+{
+    (void)state;
+    assert_cuda_threads_unopened(3, NULL, rank_shares_a_device);
 }
 
 /* ---- calls ---- */
@@ -172,6 +186,7 @@ int test_cuda_openings(void)
         cmocka_unit_test(test_a_failed_opening_can_be_repeated),
         cmocka_unit_test(test_threads_may_open_and_destroy_at_once),
         cmocka_unit_test(test_several_hosts_are_refused),
+        cmocka_unit_test(test_threads_on_one_device_are_refused),
         cmocka_unit_test(test_a_refused_call_leaves_the_group_as_it_was),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
