@@ -147,7 +147,8 @@ struct tutti_request {
        order. 0: none. PREMUL_SUM, norms, messages and operations of windows have no label. */
     uint64_t label;
     /* True: the call enqueues the operation on `stream`, see tutti_comm_open_cuda. All ranks must give the same. It
-       excludes `blocking`, and `on_demand` has no effect. */
+       excludes `blocking`, and `on_demand` has no effect. Algorithms with messages do not run on streams. If the
+       request or the communicator names one, another algorithm runs, the same on all ranks. */
     bool on_stream;
     /* A cudaStream_t or CUstream. NULL: the legacy default stream. */
     void *stream;

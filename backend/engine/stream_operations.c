@@ -39,8 +39,8 @@ static const struct algorithm *stream_algorithm_for_size(enum collective collect
 static const struct algorithm *operation_choose_algorithm(const struct operation *op, int ranks)
 {
     const struct algorithm *chosen = atomic_load_explicit(&op->comm->chosen[op->collective], memory_order_relaxed);
-    if (op->algorithm) return op->algorithm;
-    if (chosen && chosen->host_memory) return chosen;
+    const struct algorithm *wanted = op->algorithm ? op->algorithm : chosen;
+    if (wanted && wanted->host_memory) return wanted;
     return stream_algorithm_for_size((enum collective)op->collective, operation_count_bytes(op, ranks), ranks);
 }
 /* Finds the plan of an operation. The tensors of all ranks count as private and in place. */

@@ -1,4 +1,4 @@
-/* The results of collectives on CUDA streams: all collectives, sizes, types, in place, several streams. */
+/* The results of collectives on CUDA streams: all collectives and algorithms, sizes, in place, several streams. */
 #include "tests/unit/cuda_calls/cuda_ranks.h"
 
 static const char *const collectives[] = { "allreduce", "reduce", "broadcast", "reduce_scatter", "allgather",
@@ -26,12 +26,34 @@ static void test_all_collectives_have_the_results_of_the_host(void **state)
     assert_cuda_ranks(3, "TUTTI_CUDA_SLOT_BYTES=131072", rank_calls_all_collectives);
     assert_cuda_ranks(1, NULL, rank_calls_all_collectives);
 }
+/* If an algorithm does not run on streams, another one runs. */
+static void rank_names_all_algorithms(struct cuda_rank *rank)
+{
+    const char *algorithm;
+    for (int f = 0; f < COLLECTIVES; f++) {
+        for (int i = 0; (algorithm = tutti_algorithm_name(collectives[f], i)) != NULL; i++) {
+            struct cuda_call call = { .collective = collectives[f], .dtype = TUTTI_FLOAT32, .count = 7000 };
+            call.algorithm = algorithm;
+            cuda_call_and_check(rank, &call);
+            call.algorithm = NULL;
+            REQUIRE(tutti_comm_set_algorithm(rank->me->comm, collectives[f], algorithm) == TUTTI_OK);
+            cuda_call_and_check(rank, &call);
+        }
+    }
+}
+static void test_any_algorithm_may_be_named(void **state)
+{
+    (void)state;
+    assert_cuda_ranks(2, NULL, rank_names_all_algorithms);
+    assert_cuda_ranks(3, "TUTTI_SLOTS=3 TUTTI_TILE_BYTES=8192", rank_names_all_algorithms);
+}
 
 unit_function test_cuda_collectives;
 int test_cuda_collectives(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_all_collectives_have_the_results_of_the_host),
+        cmocka_unit_test(test_any_algorithm_may_be_named),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -147,8 +147,8 @@ static void rank_is_refused(struct cuda_rank *rank)
     request->on_stream = false;
     run_expect_refusal(rank, &run, TUTTI_INVALID_ARGUMENT, "a stream, but not on_stream");
     request->on_stream = true;
-    request->algorithm = "ring";
-    run_expect_refusal(rank, &run, TUTTI_UNSUPPORTED, "plans with messages");
+    request->algorithm = "rng";
+    run_expect_refusal(rank, &run, TUTTI_INVALID_ARGUMENT, "rng");
     request->algorithm = NULL;
     run.call.op = TUTTI_PREMUL_SUM;
     run.call.dtype = TUTTI_INT32;
