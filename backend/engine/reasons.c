@@ -33,6 +33,21 @@ static void failure_list_absent_ranks(const tutti_comm *comm, char *out, size_t 
             used += (size_t)snprintf(out + used, bytes - used, "%s%d", used ? ", " : "", r);
     free(absent);
 }
+/* Describes a call on streams that a rank has made instead of the running operation of the host, or writes an empty
+   text. */
+static void failure_describe_call_ahead(const tutti_comm *comm, char *out, size_t bytes)
+{
+    struct stream_comm *streams = atomic_load(&comm->streams);
+    out[0] = 0;
+    for (int r = 0; streams && r < comm->group.size && !out[0]; r++) {
+        uint64_t number = executor_rank_has_arrived(&comm->executor, r) ? 0 : stream_comm_find_call_ahead(streams, r);
+        if (number)
+            snprintf(out, bytes,
+                "; rank %d has called operation %llu on CUDA streams, which rank %d has not called: do some ranks have "
+                "CPU tensors and others CUDA tensors?",
+                r, (unsigned long long)number, comm->group.rank);
+    }
+}
 
 /* ---- reasons ---- */
 /* Returns false at once if no roll call is running. Otherwise it claims to fail the group, so that ranks which arrive
@@ -97,14 +112,15 @@ static tutti_status comm_fail_late_operation(tutti_comm *comm, const struct oper
     const char *none_absent = comm->agreement
         ? "no rank is known to be missing: one is too slow or stopped, or one of another host has not made this call"
         : "all ranks have come, but one is too slow or stopped";
-    char what[224], absent[128] = "";
+    char what[224], absent[128] = "", ahead[192];
     if (op->collective == POINT_TO_POINT) return comm_fail_late_message(comm, op);
     if (op->collective == WINDOW_OPERATION) return comm_fail_late_window(comm, op);
     failure_describe_running(comm, what, sizeof what);
     failure_list_absent_ranks(comm, absent, sizeof absent);
-    return comm_fail(comm, TUTTI_TIMEOUT, "rank %d reached the timeout of %lld ms in %s: %s%s", comm->group.rank,
+    failure_describe_call_ahead(comm, ahead, sizeof ahead);
+    return comm_fail(comm, TUTTI_TIMEOUT, "rank %d reached the timeout of %lld ms in %s: %s%s%s", comm->group.rank,
         (long long)atomic_load(&op->limit.timeout_ms), what,
-        absent[0] ? "this call has not been made by rank " : none_absent, absent);
+        absent[0] ? "this call has not been made by rank " : none_absent, absent, ahead);
 }
 /* Returns true if the message waits for a peer that has left. A message from a rank of another host may still be on its
    way when this rank learns that the sender has left. So that peer counts only after UNDER_WAY_MS, which begin with the

@@ -114,6 +114,21 @@ bool stream_comm_has_work(struct stream_comm *streams)
 {
     return atomic_load(&streams->has_call) || stream_comm_get_first(streams);
 }
+uint64_t stream_comm_find_call_ahead(struct stream_comm *streams, int rank)
+{
+    uint64_t found = 0;
+    /* The site exists as long as this thread has the lock and the state is one of the two. If another thread has the
+       lock, its call may be the one that this rank lacks. */
+    if (!streams || pthread_mutex_trylock(&streams->call_lock)) return 0;
+    int state = atomic_load(&streams->state);
+    if (state == STREAMS_OPEN || state == STREAMS_LEAVING) {
+        uint64_t next = atomic_load(&streams->site->enqueued) + 1;
+        if (stream_site_rank_has_enqueued(streams->site, group_index_of_rank(&streams->comm->group, rank), next))
+            found = next;
+    }
+    pthread_mutex_unlock(&streams->call_lock);
+    return found;
+}
 
 /* ---- text ---- */
 void stream_comm_describe_operation(const tutti_comm *comm, const struct operation *op, char *out, size_t bytes)

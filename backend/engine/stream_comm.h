@@ -70,6 +70,9 @@ void stream_comm_describe_operation(const tutti_comm *comm, const struct operati
 bool stream_comm_describe_first(struct stream_comm *streams, char *out, size_t bytes);
 /* Writes the ranks that have not enqueued an operation of the site, as "1, 3". */
 void stream_comm_list_absent_ranks(const struct stream_comm *streams, uint64_t number, char *out, size_t bytes);
+/* Returns the number of an operation that `rank` has called and this rank has not, or 0 if it finds none. NULL is fine.
+   Any thread. */
+uint64_t stream_comm_find_call_ahead(struct stream_comm *streams, int rank);
 /* True if an operation is open, or a call is under way. */
 bool stream_comm_has_work(struct stream_comm *streams);
 

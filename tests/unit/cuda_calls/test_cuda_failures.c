@@ -192,6 +192,30 @@ static void rank_fails_beside_the_host(struct cuda_rank *rank)
     cuda_rank_check_device(rank);
     cuda_run_free(&run);
 }
+/* Rank 0 has CUDA tensors, and rank 1 has tensors of the host. */
+static void rank_mixes_devices(struct cuda_rank *rank)
+{
+    struct cuda_run run;
+    struct cuda_call call = cuda_call_sum(500, 0);
+    cuda_run_prepare(rank, &call, &run);
+    if (rank->me->rank == 0) REQUIRE(cuda_run_start(rank, &run) == TUTTI_OK);
+    REQUIRE(tutti_barrier(rank->me->comm, NULL) == TUTTI_OK);
+    if (rank->me->rank == 0) {
+        REQUIRE(cuda_run_wait(&run) == TUTTI_TIMEOUT);
+    } else {
+        REQUIRE(tutti_comm_set_timeout(rank->me->comm, 100) == TUTTI_OK);
+        REQUIRE(tutti_all_reduce(run.sent, run.sent, 500, TUTTI_FLOAT32, TUTTI_SUM, rank->me->comm, NULL)
+            == TUTTI_TIMEOUT);
+    }
+    REQUIRE_TEXT("this call has not been made by rank 0; rank 0 has called operation 1 on CUDA streams, which rank 1");
+    cuda_rank_check_device(rank);
+    cuda_run_free(&run);
+}
+static void test_a_timeout_names_a_call_on_streams_instead(void **state)
+{
+    (void)state;
+    assert_cuda_ranks(2, UNORDERED, rank_mixes_devices);
+}
 static void test_a_failure_on_streams_ends_calls_on_the_host(void **state)
 {
     (void)state;
@@ -240,6 +264,7 @@ int test_cuda_failures(void)
         cmocka_unit_test(test_a_failure_on_streams_ends_calls_on_the_host),
         cmocka_unit_test(test_an_abort_ends_the_operations_of_all),
         cmocka_unit_test(test_a_timeout_names_the_ranks_that_are_missing),
+        cmocka_unit_test(test_a_timeout_names_a_call_on_streams_instead),
         cmocka_unit_test(test_a_failure_on_the_host_ends_the_streams),
         cmocka_unit_test(test_ranks_that_disagree_fail),
     };
