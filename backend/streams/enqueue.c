@@ -43,7 +43,7 @@ static tutti_status operation_check_plan_support(const struct stream_operation *
         && !plan->stage_inputs)
         return status_refuse(TUTTI_INVALID_ARGUMENT,
             "%s: PREMUL_SUM needs a plan with stage_inputs, which multiplies inputs when it copies them", name);
-    if (plan->counts.sources > CUDA_SOURCES || plan->counts.destinations > CUDA_DESTINATIONS)
+    if (operation->part_bytes && (plan->counts.sources > CUDA_SOURCES || plan->counts.destinations > CUDA_DESTINATIONS))
         return status_refuse(TUTTI_UNSUPPORTED,
             "%s: a step of a rank has %d sources and %d destinations, but kernels have at most %d and %d", name,
             plan->counts.sources, plan->counts.destinations, CUDA_SOURCES, CUDA_DESTINATIONS);
@@ -200,8 +200,8 @@ static void run_enqueue_step_of_tile(struct stream_run *run, int number, int til
     const struct schedule *schedule = run->cut.schedule;
     const struct step *step = &schedule->steps[number];
     for (int w = 0; w < step->wait_count; w++) run_await_position(run, &schedule->waits[step->wait + w], tile);
-    for (int i = 0; step->kind == WORK && i < step_to(schedule, step)->count; i++)
-        step_enqueue_work_on_chunk(run, step, i, tile);
+    bool works = step->kind == WORK && run->cut.operation->part_bytes > 0;
+    for (int i = 0; works && i < step_to(schedule, step)->count; i++) step_enqueue_work_on_chunk(run, step, i, tile);
     if (step_publishes(step, tile, run->cut.tiles, run->cut.operation->plan->slots))
         stream_commands_write_word(&run->commands, run_word_of_tile(run, tile),
             run_position_in_tile(run, tile, number));

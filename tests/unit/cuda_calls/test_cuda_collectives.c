@@ -47,6 +47,25 @@ static void test_any_algorithm_may_be_named(void **state)
     assert_cuda_ranks(2, NULL, rank_names_all_algorithms);
     assert_cuda_ranks(3, "TUTTI_SLOTS=3 TUTTI_TILE_BYTES=8192", rank_names_all_algorithms);
 }
+/* A kernel reads at most 16 sources, which limits reductions only. */
+static void rank_is_one_of_many(struct cuda_rank *rank)
+{
+    struct cuda_run run;
+    struct cuda_call sum = cuda_call_sum(100, 0);
+    cuda_run_prepare(rank, &sum, &run);
+    REQUIRE(cuda_run_start(rank, &run) == TUTTI_UNSUPPORTED && tutti_last_error_is_refusal());
+    cuda_run_free(&run);
+    for (int f = 0; f < COLLECTIVES; f++) {
+        struct cuda_call call = { .collective = collectives[f], .dtype = TUTTI_FLOAT32, .count = 100 };
+        if (strstr(call.collective, "reduce")) call.count = 0;
+        cuda_call_and_check(rank, &call);
+    }
+}
+static void test_many_ranks_move_data(void **state)
+{
+    (void)state;
+    assert_cuda_ranks(17, "TUTTI_CUDA_SLOT_BYTES=65536", rank_is_one_of_many);
+}
 
 unit_function test_cuda_collectives;
 int test_cuda_collectives(void)
@@ -54,6 +73,7 @@ int test_cuda_collectives(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_all_collectives_have_the_results_of_the_host),
         cmocka_unit_test(test_any_algorithm_may_be_named),
+        cmocka_unit_test(test_many_ranks_move_data),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
