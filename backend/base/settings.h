@@ -63,7 +63,9 @@
       "encrypts the traffic between hosts (required): TLS 1.3 by OpenSSL 3 with a key derived from the group's; " \
       "the same on all ranks; TCP only") \
     X(openssl, "TUTTI_OPENSSL", TEXT, "libssl.so.3", "", "OpenSSL library that encryption loads") \
-    X(cuda, "TUTTI_CUDA", TEXT, "libcuda.so.1", "", "CUDA drivers to try in this order, separated by colons") \
+    X(cuda, "TUTTI_CUDA", TEXT, "libcuda.so.1", "", \
+      "CUDA drivers to try in this order, separated by colons (0: use none, so CUDA tensors of torch go through the " \
+      "host)") \
     X(cuda_kernels, "TUTTI_CUDA_KERNELS", TEXT, "", "", \
       "libraries of GPU kernels to try in this order, separated by colons (empty: libtutti_cuda.so beside the " \
       "library)") \

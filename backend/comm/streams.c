@@ -66,6 +66,7 @@ static tutti_status cuda_opening_check_devices(const struct cuda_opening *openin
 static tutti_status cuda_opening_prepare(struct cuda_opening *opening)
 {
     const struct settings *settings = settings_get();
+    if (!strcmp(settings->cuda, "0")) return status_fail(TUTTI_UNSUPPORTED, "TUTTI_CUDA is 0");
     TRY(cuda_driver_load(settings->cuda));
     TRY(stream_kernel_image_open(settings->cuda_kernels[0] ? settings->cuda_kernels : NULL, &opening->image));
     TRY(stream_comm_create(opening->comm, &opening->streams));
