@@ -69,6 +69,19 @@ def build_core() -> Path:
     return ROOT / CORE / "libtutti.so"
 
 
+def build_kernels() -> Path | None:
+    """Builds libtutti_cuda.so, the kernels for GPUs, and returns its path. Returns None for a torch without CUDA, if
+    CMake has found no nvcc, and if this nvcc cannot compile the kernels. Then CUDA tensors go through the host."""
+    cache = (ROOT / CORE / "CMakeCache.txt").read_text()
+    if not torch.version.cuda or re.search("^TUTTI_NVCC:.*NOTFOUND$", cache, re.MULTILINE):
+        return None
+    built = subprocess.run(["cmake", "--build", ROOT / CORE, "--target", "tutti_cuda"])
+    if built.returncode:
+        print("tutti: nvcc cannot compile the kernels for GPUs, so CUDA tensors will go through the host")
+        return None
+    return ROOT / CORE / "libtutti_cuda.so"
+
+
 def harden(extension: setuptools.Extension) -> None:
     """Adds the hardening flags of the CMake build to the extension."""
     extension.extra_compile_args += (ROOT / CORE / "hardening/compile").read_text().split()
@@ -83,6 +96,17 @@ def copy_interface(folder: Path) -> None:
     (folder / "pkgconfig").mkdir(exist_ok=True)
     pkgconfig = (ROOT / "c_api/tutti.pc.in").read_text().replace("@VERSION@", version())
     (folder / "pkgconfig/tutti.pc").write_text(pkgconfig)
+
+
+def put_library(folder: Path, name: str, built: Path | None) -> None:
+    """Copies a library into the folder, or removes the one of an earlier build for None. The file is replaced, not
+    overwritten, because running processes have it mapped."""
+    if not built:
+        (folder / name).unlink(missing_ok=True)
+        return
+    incoming = folder / f"{name}.incoming"
+    shutil.copy2(built, incoming)
+    incoming.replace(folder / name)
 
 
 def remove_other_extensions(folder: Path, names: set[str]) -> None:
@@ -102,17 +126,15 @@ class Build(BuildExtension):
             raise SystemExit(f"tutti is built against an installed torch, but importing it failed: {import_error}. "
                              "Install torch (2.11 or later), then run: pip install --no-build-isolation -e .")
         use_ccache()
-        library = build_core()
+        library, kernels = build_core(), build_kernels()
         for extension in self.extensions:
             harden(extension)
         super().run()
         folder = ROOT / PACKAGE if self.inplace else Path(self.build_lib) / "torch_tutti"
         remove_other_extensions(folder, {Path(path).name for path in self.get_outputs()})
         copy_interface(folder)
-        # The file is replaced, not overwritten, because running processes have it mapped.
-        incoming = folder / "libtutti.so.incoming"
-        shutil.copy2(library, incoming)
-        incoming.replace(folder / "libtutti.so")
+        put_library(folder, "libtutti.so", library)
+        put_library(folder, "libtutti_cuda.so", kernels)
 
 
 class BuildForWheel(build_ext):
