@@ -103,6 +103,7 @@ static void group_class_bind(py::module_ &module)
         .def("_end_time_estimate", &ProcessGroupTutti::endTimeEstimate)
         .def("_drop_time_estimate", &ProcessGroupTutti::drop_time_estimate)
         .def_property_readonly("_communicator", &ProcessGroupTutti::address)
+        .def("_stream", &ProcessGroupTutti::stream, py::arg("device"))
         .def("_reconfigure_handle", &ProcessGroupTutti::reconfigure_handle, released())
         .def(
             "_change_members",

@@ -10,8 +10,9 @@ WorkPointer ProcessGroupTutti::allreduce(Tensors &tensors, const c10d::Allreduce
     if (!tensors.empty() && tensors[0].is_sparse()) return allreduce_sparse(tensors, options);
     Call call{ "tutti:all_reduce", c10d::OpType::ALLREDUCE, options.asyncOp, options.timeout };
     CallGuard guard = enter(call.name());
-    Footprint footprint(call.name());
-    FlatTensor flat(tensors_get_single(call.name(), tensors), reduction_takes_label(options.reduceOp));
+    const at::Tensor &tensor = tensors_get_single(call.name(), tensors);
+    Footprint footprint = make_footprint(call, tensor);
+    FlatTensor flat(tensor, reduction_takes_label(options.reduceOp));
     Buffer b = footprint.update(flat.tensor());
     Reduction r = reduction_from_torch(call.name(), options.reduceOp, b);
     if (flat.label) footprint.outputs = tensors;
@@ -62,8 +63,9 @@ WorkPointer ProcessGroupTutti::broadcast(Tensors &tensors, const c10d::Broadcast
     Call call{ "tutti:broadcast", c10d::OpType::BROADCAST, options.asyncOp, options.timeout };
     CallGuard guard = enter(call.name());
     int root = check_root(call, options.rootRank);
-    Footprint footprint(call.name());
-    FlatTensor flat(tensors_get_single(call.name(), tensors));
+    const at::Tensor &tensor = tensors_get_single(call.name(), tensors);
+    Footprint footprint = make_footprint(call, tensor);
+    FlatTensor flat(tensor);
     Buffer b = root == getRank() ? footprint.input(flat.tensor()) : footprint.output(flat.tensor(), { "input" });
     /* The root, too, refuses a tensor whose elements share memory: the other ranks refuse theirs, and the root would
      * wait for them. */
@@ -78,8 +80,9 @@ WorkPointer ProcessGroupTutti::reduce(Tensors &tensors, const c10d::ReduceOption
 {
     Call call{ "tutti:reduce", c10d::OpType::REDUCE, options.asyncOp, options.timeout };
     CallGuard guard = enter(call.name());
-    Footprint footprint(call.name());
-    FlatTensor flat(tensors_get_single(call.name(), tensors), reduction_takes_label(options.reduceOp));
+    const at::Tensor &tensor = tensors_get_single(call.name(), tensors);
+    Footprint footprint = make_footprint(call, tensor);
+    FlatTensor flat(tensor, reduction_takes_label(options.reduceOp));
     int root = check_root(call, options.rootRank);
     bool receives = root == getRank();
     Buffer b = receives ? footprint.update(flat.tensor()) : footprint.input(flat.tensor());
@@ -98,6 +101,8 @@ WorkPointer ProcessGroupTutti::barrier(const c10d::BarrierOptions &options)
 {
     Call call{ "tutti:barrier", c10d::OpType::BARRIER, options.asyncOp, options.timeout };
     CallGuard guard = enter(call.name());
+    /* After a barrier of the host, the earlier operations on streams of all ranks are over, too. */
+    if (!is_estimating()) communicator_->streams.wait_on_host();
     return launch(call, Footprint(call.name()),
         [](tutti_comm *comm, tutti_request *request) { return tutti_barrier(comm, request); });
 }
@@ -122,7 +127,7 @@ WorkPointer ProcessGroupTutti::_allgather_base(at::Tensor &output, at::Tensor &i
 {
     Call call{ "tutti:_all_gather_base", c10d::OpType::_ALLGATHER_BASE, options.asyncOp, options.timeout };
     CallGuard guard = enter(call.name());
-    Footprint footprint(call.name());
+    Footprint footprint = make_footprint(call, input);
     Buffer in = footprint.input(input), out = footprint.output(output);
     buffers_check_parts(call.name(), out, "output", in, "input", getRank(), size());
     return launch(call, std::move(footprint), [&](tutti_comm *comm, tutti_request *request) {
@@ -134,7 +139,7 @@ WorkPointer ProcessGroupTutti::gather_single(at::Tensor &output, at::Tensor &inp
     Call call{ "tutti:gather_single", c10d::OpType::GATHER, options.asyncOp, options.timeout };
     CallGuard guard = enter(call.name());
     int root = check_root(call, options.rootRank);
-    Footprint footprint(call.name());
+    Footprint footprint = make_footprint(call, input);
     Buffer in = footprint.input(input);
     char *received = nullptr;
     if (root == getRank()) {
@@ -151,7 +156,7 @@ WorkPointer ProcessGroupTutti::_reduce_scatter_base(at::Tensor &output, at::Tens
 {
     Call call{ "tutti:_reduce_scatter_base", c10d::OpType::_REDUCE_SCATTER_BASE, options.asyncOp, options.timeout };
     CallGuard guard = enter(call.name());
-    Footprint footprint(call.name());
+    Footprint footprint = make_footprint(call, input);
     Buffer in = footprint.input(input), out = footprint.output(output);
     buffers_check_parts(call.name(), in, "input", out, "output", getRank(), size());
     Reduction r = reduction_from_torch(call.name(), options.reduceOp, in);

@@ -3,6 +3,7 @@
 #pragma once
 #include "include/tutti.h"
 #include "shim/hooks.hpp"
+#include "shim/streams.hpp"
 #include <atomic>
 #include <c10/util/intrusive_ptr.h>
 #include <string>
@@ -42,6 +43,8 @@ class Communicator final : public c10::intrusive_ptr_target {
     tutti_comm *get() const { return comm_; }
     /* The hooks of the group. The group sets them; null before. */
     std::shared_ptr<const Hooks> hooks;
+    /* The operations of CUDA tensors. */
+    Streams streams;
     /* Runs the abort hooks, once. Every function that raises an error of a failed group calls this first. */
     void run_abort_hooks();
     /* True if the group is open and has abort hooks. */
@@ -49,6 +52,7 @@ class Communicator final : public c10::intrusive_ptr_target {
     /* Leaves the group. Running operations end with AbortedError, and the threads that wait for them return. */
     void close();
     bool is_closed() const { return closed_; }
+    bool has_failed() const { return tutti_comm_get_async_error(comm_) != TUTTI_OK; }
     /* Runs the abort hooks and fails the group on all ranks. Has no effect after close(). Throws ForkedError in a
      * forked child. */
     void abort();

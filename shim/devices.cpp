@@ -1,23 +1,21 @@
 /* Copies of tensors on other devices. Torch's own copies and its generic device guards do the work, so no CUDA header
- * is needed. The contents pass through staging buffers on the host, which are pinned if the device supports that.
+ * is needed. The contents pass through staging buffers on the host, which are pinned if the device supports that. An
+ * operation on a stream has staging buffers on the device, and its stream makes all copies.
  *
- * Invariant: the operation reads a tensor after all earlier work of its stream, because fetch() synchronizes the
- * stream. Work that a stream gets after a wait runs after the result has arrived: the wait enqueues the copy on that
- * stream, or makes the stream wait for the event of a copy that another thread has enqueued. */
+ * Invariant without a stream: the operation reads a tensor after all earlier work of its stream, because fetch()
+ * synchronizes the stream. Work that a stream gets after a wait runs after the result has arrived: the wait enqueues
+ * the copy on that stream, or makes the stream wait for the event of a copy that another thread has enqueued. */
 #include "shim/work.hpp"
 #include <ATen/ATen.h>
 #include <ATen/DeviceAccelerator.h>
 #include <ATen/record_function.h>
 #include <algorithm>
+#include <c10/core/StreamGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <cstring>
 
 namespace tutti {
 
-static c10::Stream device_get_current_stream(c10::Device device)
-{
-    return c10::impl::VirtualGuardImpl(device.type()).getStream(device);
-}
 /* Adds the tensor's device to the list, unless it is the host or already there. */
 static void devices_add_from_tensor(std::vector<c10::Device> &devices, const at::Tensor &tensor)
 {
@@ -40,23 +38,31 @@ static bool device_can_pin_memory(c10::Device device)
     }();
     return kind == device.type();
 }
-/* Throws NotImplementedError while the device's stream captures a graph. The caller checks before it pins memory, which
- * a capture does not allow. Older guards cannot detect a capture; there the device raises its own error. */
-template <typename Guard>
-static void device_check_not_capturing(const char *call, const Guard &guard, c10::Device device)
+/* Returns false on older guards, which cannot detect a capture; there the device raises its own error. */
+template <typename Guard> static bool guard_detects_capture(const Guard &guard, c10::Stream stream)
 {
-    c10::Stream stream = guard.getStream(device);
-    if constexpr (requires { guard.isStreamCapturing(stream); })
-        if (guard.isStreamCapturing(stream))
-            error_throw(TUTTI_UNSUPPORTED,
-                c10::str(call, ": a graph of ", device, " is being captured, and tutti's operations cannot be part of ",
-                    "one, because they pass through the host; make the call outside the capture"));
+    if constexpr (requires { guard.isStreamCapturing(stream); }) return guard.isStreamCapturing(stream);
+    else return false;
+}
+/* The caller checks before it pins memory, which a capture does not allow. */
+void device_check_not_capturing(const char *call, c10::Device device)
+{
+    if (guard_detects_capture(c10::impl::VirtualGuardImpl(device.type()), device_get_current_stream(device)))
+        error_throw(TUTTI_UNSUPPORTED,
+            c10::str(call, ": a graph of ", device, " is being captured, and tutti's operations cannot be part of ",
+                "one; make the call outside the capture"));
 }
 
 at::Tensor Footprint::make_staging_buffer(const at::Tensor &like, at::IntArrayRef sizes, at::ScalarType type)
 {
+    if (run_) {
+        /* The memory belongs to the operation's stream, so the allocator may use it again right after the operation. */
+        c10::StreamGuard guard(run_->stream);
+        staging_buffers_.push_back(at::empty(sizes, at::TensorOptions().dtype(type).device(like.device())));
+        return staging_buffers_.back();
+    }
     bool staging = !like.device().is_cpu();
-    if (staging) device_check_not_capturing(call_, c10::impl::VirtualGuardImpl(like.device().type()), like.device());
+    if (staging) device_check_not_capturing(call_, like.device());
     bool pinned = staging && device_can_pin_memory(like.device());
     auto options = at::TensorOptions().dtype(type).device(at::kCPU).pinned_memory(pinned);
     staging_buffers_.push_back(at::empty(sizes, options));
@@ -71,6 +77,29 @@ void Footprint::fetch()
     /* Devices that have only outputs count, too: the stream that will copy the result may not be the stream that used
      * the tensor last. */
     for (c10::Device device : involved) device_get_current_stream(device).synchronize();
+}
+void Footprint::fetch_on_stream() const
+{
+    if (fetches_.empty()) return;
+    WithoutObservers unobserved;
+    c10::StreamGuard guard(run_->stream);
+    for (const Copy &copy : fetches_) copy.to.copy_(copy.from, /*non_blocking=*/true);
+}
+void Footprint::deliver_on_stream() const
+{
+    if (returns_.empty()) return;
+    WithoutObservers unobserved;
+    c10::StreamGuard guard(run_->stream);
+    for (const Copy &copy : returns_) copy.to.copy_(copy.from, /*non_blocking=*/true);
+    /* A Work without a waiter drops its tensors when the core's operation is over, which is before the copies. */
+    if (!run_->is_on_callers_stream()) record_stream();
+}
+void Footprint::record_stream() const
+{
+    c10::impl::VirtualGuardImpl guard(run_->stream.device_type());
+    for (const Tensors *tensors : { &inputs, &outputs })
+        for (const at::Tensor &tensor : *tensors)
+            if (tensor.numel()) guard.recordDataPtrOnStream(tensor.storage().data_ptr(), run_->stream);
 }
 /* Copies results to tensors on the host. No profiler sees these copies, because its callbacks may need the GIL. */
 void Footprint::unpack() const

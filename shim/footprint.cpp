@@ -124,9 +124,14 @@ Buffer Footprint::check(const at::Tensor &tensor, Role role)
     else if (device_->type() != tensor.device().type())
         call_refuse(call_, "the ", role, " tensor is on ", tensor.device(), ", but another one of this call is on ",
             *device_, "; move one of them to the other's device");
+    if (run_ && tensor.device() != run_->stream.device())
+        call_refuse(call_, "the ", role, " tensor is on ", tensor.device(), ", but this group runs on ",
+            run_->stream.device(),
+            " of this rank: a group uses one GPU of each rank; use another group for the other "
+            "GPU, or set TUTTI_CUDA=0 on all ranks");
     Element element = type_get_element(tensor.scalar_type());
     auto count = static_cast<size_t>(tensor.numel());
-    char *memory = count && tensor.device().is_cpu() ? tensor_get_memory(call_, role, tensor) : nullptr;
+    char *memory = count && addresses(tensor.device()) ? tensor_get_memory(call_, role, tensor) : nullptr;
     return { tensor.is_contiguous() ? memory : nullptr, count * element.factor, element.dtype, tensor.scalar_type() };
 }
 Buffer Footprint::check_output(const at::Tensor &tensor, Role role)
@@ -324,7 +329,8 @@ void PartList::add_inputs()
     for (size_t q = 0; packed_.defined() && q < parts.size(); q++) {
         const Buffer &part = parts[q];
         if (!part.count) continue;
-        if (part.data) std::memcpy(data + offsets[q] * tutti_dtype_bytes(part.dtype), part.data, part.bytes());
+        if (part.data && !footprint_.run_)
+            std::memcpy(data + offsets[q] * tutti_dtype_bytes(part.dtype), part.data, part.bytes());
         else footprint_.fetches_.push_back({ part_view(q), tensors_[q] });
     }
 }
@@ -335,7 +341,7 @@ void PartList::add_outputs()
     for (size_t q = 0; packed_.defined() && q < parts.size(); q++) {
         const Buffer &part = parts[q];
         if (!part.count) continue;
-        if (part.data)
+        if (part.data && !footprint_.run_)
             footprint_.host_returns_.push_back({ part.data, data + offsets[q] * tutti_dtype_bytes(part.dtype),
                 part.bytes() });
         else footprint_.returns_.push_back({ tensors_[q], part_view(q) });

@@ -1,9 +1,11 @@
-/* The memory that one operation touches, as buffers on the host. A tensor that the core cannot use is refused here: the
- * function throws an error that names the tensor and a remedy. A tensor on another device gets a staging buffer on the
- * host: its contents are fetched before the operation starts, and results are delivered to the device afterwards. A
- * tensor on the host that is not contiguous gets one, too; its elements travel in the order of its indices. */
+/* The memory that one operation touches, as buffers on the host, or on the device of an operation on a stream. A tensor
+ * that the core cannot use is refused here: the function throws an error that names the tensor and a remedy. Without a
+ * stream, a tensor on another device gets a staging buffer on the host: its contents are fetched before the operation
+ * starts, and results are delivered to the device afterwards. A tensor that is not contiguous gets a staging buffer,
+ * too, on the host or on the device of the stream; its elements travel in the order of its indices. */
 #pragma once
 #include "shim/communicator.hpp"
+#include "shim/streams.hpp"
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/Tensor.h>
 #include <c10/core/Event.h>
@@ -71,24 +73,35 @@ Extent tensor_get_extent(const at::Tensor &tensor);
 class Footprint {
   public:
     Footprint() = default;
-    /* `call`: the name of the call, with which error texts begin. */
-    explicit Footprint(const char *call) : call_(call) {}
+    /* `call`: the name of the call, with which error texts begin. `run`: set if the operation runs on a stream. Then
+     * all tensors must be on the device of the stream. */
+    explicit Footprint(const char *call, std::shared_ptr<StreamRun> run = nullptr) : call_(call), run_(std::move(run))
+    {}
     /* Each of the three adds a tensor that the operation reads (input), writes (output), or both (update). It returns
      * the tensor's own memory, or a staging buffer. */
     Buffer input(const at::Tensor &tensor, Role role = { "input" }) { return add(tensor, role, true, false); }
     Buffer output(const at::Tensor &tensor, Role role = { "output" }) { return add(tensor, role, false, true); }
     Buffer update(const at::Tensor &tensor, Role role = { "input" }) { return add(tensor, role, true, true); }
     /* Returns the tensor's own memory, and refuses a tensor that the core cannot use. Adds nothing. `data` of the
-     * buffer is NULL if the tensor is empty, on another device or not contiguous. */
+     * buffer is NULL if the tensor is empty, not contiguous, or on a device without a stream for the operation. */
     Buffer check(const at::Tensor &tensor, Role role);
     /* Like check(), and also refuses a tensor whose elements share memory, because it cannot receive a result. */
     Buffer check_output(const at::Tensor &tensor, Role role);
     const char *call() const { return call_; }
+    /* The stream of the operation, or null. */
+    const std::shared_ptr<StreamRun> &run() const { return run_; }
 
     /* True if a tensor has a staging buffer, because it is on another device or not contiguous. */
     bool is_staged() const { return !fetches_.empty() || !returns_.empty(); }
     /* Copies inputs to their staging buffers before the operation. Synchronizes the current streams of devices(). */
     void fetch();
+    /* Both enqueue copies on the stream of the operation, to staging buffers before it and from them after it. The host
+     * does not wait. */
+    void fetch_on_stream() const;
+    void deliver_on_stream() const;
+    /* Makes the memory of all tensors stay until the work that the operation's stream has now is over, although the
+     * tensors are dropped. */
+    void record_stream() const;
     /* Copies results from their staging buffers to tensors on the host. Any thread may call it after the operation has
      * succeeded. */
     void unpack() const;
@@ -108,13 +121,17 @@ class Footprint {
   private:
     friend class PartList;
     Buffer add(const at::Tensor &tensor, Role role, bool is_read, bool is_written);
-    /* Returns a new tensor on the host, which this object keeps. It is pinned if the device of `like` supports that. */
+    /* Returns a new tensor, which this object keeps, for the contents of `like`. With a stream it is on the device.
+     * Otherwise it is on the host, and pinned if the device of `like` supports that. */
     at::Tensor make_staging_buffer(const at::Tensor &like, at::IntArrayRef sizes, at::ScalarType type);
 
+    /* True if the core can address the tensors of this device. */
+    bool addresses(c10::Device device) const { return device.is_cpu() || run_; }
+
     const char *call_ = "";
+    std::shared_ptr<StreamRun> run_;
     /* The device of the first tensor. All others must be on devices of the same type. */
     std::optional<c10::Device> device_;
-    /* The staging buffers on the host. */
     Tensors staging_buffers_;
     /* unpack() makes these copies from packed lists. */
     std::vector<HostCopy> host_returns_;
@@ -163,7 +180,7 @@ class PartList {
     /* Refuses parts with different counts. */
     void check_even() const;
     /* Adds the tensors to the inputs of the footprint, and fills the buffer of a packed list: with contiguous
-     * tensors of the host at once, with all others in fetch(). */
+     * tensors of the host at once, with all others in fetch() or fetch_on_stream(). */
     void add_inputs();
     /* Adds the tensors to the outputs of the footprint, so that they receive the results. Refuses tensors that overlap
      * one another. */
@@ -204,6 +221,8 @@ Reduction reduction_from_torch(const char *call, const c10d::ReduceOp &op, const
 void tensor_check_elements_apart(const char *call, Role role, const at::Tensor &tensor);
 /* Refuses a tensor that is not contiguous. */
 void tensor_check_contiguous(const char *call, Role role, const at::Tensor &tensor);
+/* Throws NotImplementedError while the device's current stream captures a graph. */
+void device_check_not_capturing(const char *call, c10::Device device);
 /* Returns the only tensor of a list. Refuses a list of any other length. */
 const at::Tensor &tensors_get_single(const char *call, const Tensors &tensors);
 /* Returns torch's name of a type without "torch.". */

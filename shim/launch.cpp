@@ -101,6 +101,12 @@ c10::intrusive_ptr<Work> ProcessGroupTutti::take_work()
 {
     return open_works.take([this](const Communicator &one) { return one.group == number_; });
 }
+/* Returns what the caller of an operation gets: the Work, or a StreamWork. */
+static WorkPointer work_get_handle(c10::intrusive_ptr<Work> work)
+{
+    if (work->is_on_streams()) return c10::make_intrusive<StreamWork>(work);
+    return work;
+}
 WorkPointer ProcessGroupTutti::coalesce(const Call &call, const Tensors &inputs, c10::function_ref<void()> calls)
 {
     if (Work *outer = open_work()) {
@@ -114,7 +120,7 @@ WorkPointer ProcessGroupTutti::coalesce(const Call &call, const Tensors &inputs,
         take_work();
         throw;
     }
-    auto work = take_work();
+    WorkPointer work = work_get_handle(take_work());
     if (!call.async) work->wait(kNoTimeout);
     return work;
 }
@@ -133,7 +139,7 @@ WorkPointer ProcessGroupTutti::endCoalescing()
     if (&work->communicator() != communicator_.get())
         error_throw(TUTTI_ABORTED,
             "end_coalescing: this group was reconfigured since start_coalescing; make the calls again");
-    return work;
+    return work_get_handle(std::move(work));
 }
 void ProcessGroupTutti::drop_coalescing() { take_work(); }
 
@@ -232,6 +238,44 @@ bool ProcessGroupTutti::run_directly(Start begin)
     ++sequence_;
     return true;
 }
+/* True if all tensors have equally many elements. */
+static bool list_is_even(const Tensors &list)
+{
+    for (const at::Tensor &tensor : list)
+        if (!tensor.defined() || tensor.numel() != list[0].numel()) return false;
+    return true;
+}
+Footprint ProcessGroupTutti::make_footprint_of_cuda(const Call &call, c10::Device device, const Tensors *list)
+{
+    bool is_even = !list || list_is_even(*list);
+    if (!is_even || is_estimating() || communicator_->is_closed()) return Footprint(call.name());
+    device_check_not_capturing(call.name(), device);
+    Streams &streams = communicator_->streams;
+    if (!streams.open(*communicator_, call.name(), device)) return Footprint(call.name());
+    return Footprint(call.name(), streams.make_run(call.async || open_work(), timing_));
+}
+void ProcessGroupTutti::prepare_tensors(Footprint &footprint)
+{
+    if (const auto &run = footprint.run()) {
+        PendingCopy::wait_for_overlapping(footprint);
+        communicator_->streams.begin(*run);
+        footprint.fetch_on_stream();
+    } else if (footprint.is_staged()) {
+        PendingCopy::wait_for_overlapping(footprint);
+        communicator_->streams.block_current();
+        footprint.fetch();
+    }
+}
+WorkPointer ProcessGroupTutti::finish_on_stream(const Call &call, const c10::intrusive_ptr<Work> &work,
+    Operation &operation)
+{
+    operation.footprint.deliver_on_stream();
+    communicator_->streams.end(operation.run);
+    if (open_work() == work.get()) return work;
+    WorkPointer handle = work_get_handle(work);
+    if (!call.async) work->drop_tensors();
+    return handle;
+}
 /* Starts an operation and returns its Work, or its part of a coalesced Work. */
 WorkPointer ProcessGroupTutti::start(const Call &call, Footprint footprint, Start begin)
 {
@@ -242,10 +286,7 @@ WorkPointer ProcessGroupTutti::start(const Call &call, Footprint footprint, Star
     Work *coalesced = open_work();
     auto work = coalesced ? c10::intrusive_ptr<Work>::reclaim_copy(coalesced)
                           : make_work(call, footprint.inputs.empty() ? footprint.outputs : footprint.inputs);
-    if (footprint.is_staged()) {
-        PendingCopy::wait_for_overlapping(footprint);
-        footprint.fetch();
-    }
+    prepare_tensors(footprint);
     Operation &operation = work->add(std::move(footprint));
     operation_apply_options(operation, call);
     int64_t &timeout_ms = operation.request.timeout_ms;
@@ -253,15 +294,17 @@ WorkPointer ProcessGroupTutti::start(const Call &call, Footprint footprint, Star
         timeout_ms = (timeout_ms ? timeout_ms : options_->timeout.count()) + work->extension.count();
     if (timeout_ms) work->set_timeout(std::chrono::milliseconds(timeout_ms));
     if (recorded_as_) record(operation, call, *work, std::move(stack));
-    bool blocking = !call.async && !coalesced;
+    bool blocking = !call.async && !coalesced && !operation.run;
     operation.request.blocking = blocking;
     /* Timing, profilers and the recorder need the time of the end, so the operation must not be deferred for them. */
-    operation.request.on_demand = !blocking && !timing_ && !at::hasCallbacks() && !recorded_as_;
+    operation.request.on_demand = !blocking && !operation.run && !timing_ && !at::hasCallbacks() && !recorded_as_;
     if (!blocking) work->prepare_async(operation);
     tutti_status status = begin(communicator_->get(), &operation.request);
     if (status == TUTTI_OK) {
         if (blocking) work->finish_blocking(operation);
+        WorkPointer handle = operation.run ? finish_on_stream(call, work, operation) : nullptr;
         if (coalesced && !hooks_->completion.empty()) return coalesced->add_part();
+        if (handle) return handle;
         return work;
     }
     std::string text = tutti_get_last_error();

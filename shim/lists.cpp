@@ -1,6 +1,8 @@
 /* The collectives on a list with one tensor for each rank. The core takes counts, and offsets from the list's lowest
  * address. The addresses differ between ranks, so all ranks make the same call with counts and offsets, even if all
- * counts are equal. gather and scatter take no offsets: the root packs its list unless the tensors are adjacent. */
+ * counts are equal. gather, scatter and operations on streams take no offsets: a rank packs its list unless the tensors
+ * are adjacent. Operations on streams take equal counts only. All ranks see the counts of all_gather and
+ * reduce_scatter, but each rank sees only its own counts of all_to_all, which therefore runs on no stream. */
 #include "shim/process_group.hpp"
 
 namespace tutti {
@@ -27,12 +29,16 @@ WorkPointer ProcessGroupTutti::allgather(TensorLists &outputs, Tensors &inputs, 
 {
     Call call{ "tutti:all_gather", c10d::OpType::ALLGATHER, options.asyncOp, options.timeout };
     CallGuard guard = enter(call.name());
-    Footprint footprint(call.name());
-    Buffer in = footprint.input(tensors_get_single(call.name(), inputs));
-    PartList out(footprint, "output", lists_get_single(call.name(), "output", outputs, size()));
+    const at::Tensor &input = tensors_get_single(call.name(), inputs);
+    const Tensors &list = lists_get_single(call.name(), "output", outputs, size());
+    Footprint footprint = make_footprint(call, input, &list);
+    Buffer in = footprint.input(input);
+    PartList out(footprint, "output", list);
+    if (footprint.run()) out.pack_unless_adjacent();
     out.pack_if_overlapping(in, getRank());
     out.add_outputs();
     return launch(call, std::move(footprint), [&](tutti_comm *comm, tutti_request *request) {
+        if (request->on_stream) return tutti_all_gather(in.data, out.data, in.count, in.dtype, comm, request);
         return tutti_all_gather_v(in.data, out.data, out.counts.data(), out.offsets.data(), in.dtype, comm, request);
     });
 }
@@ -66,8 +72,9 @@ WorkPointer ProcessGroupTutti::gather(TensorLists &outputs, Tensors &inputs, con
 {
     Call call{ "tutti:gather", c10d::OpType::GATHER, options.asyncOp, options.timeout };
     CallGuard guard = enter(call.name());
-    Footprint footprint(call.name());
-    Buffer in = footprint.input(tensors_get_single(call.name(), inputs));
+    const at::Tensor &input = tensors_get_single(call.name(), inputs);
+    Footprint footprint = make_footprint(call, input);
+    Buffer in = footprint.input(input);
     int root = check_root(call, options.rootRank);
     char *received = nullptr;
     if (root != getRank()) lists_check_absent(call.name(), "output", outputs);
@@ -89,8 +96,9 @@ WorkPointer ProcessGroupTutti::scatter(Tensors &outputs, TensorLists &inputs, co
 {
     Call call{ "tutti:scatter", c10d::OpType::SCATTER, options.asyncOp, options.timeout };
     CallGuard guard = enter(call.name());
-    Footprint footprint(call.name());
-    Buffer out = footprint.output(tensors_get_single(call.name(), outputs));
+    const at::Tensor &output = tensors_get_single(call.name(), outputs);
+    Footprint footprint = make_footprint(call, output);
+    Buffer out = footprint.output(output);
     int root = check_root(call, options.rootRank);
     char *sent = nullptr;
     if (root != getRank()) lists_check_absent(call.name(), "input", inputs);
@@ -113,14 +121,17 @@ WorkPointer ProcessGroupTutti::reduce_scatter(Tensors &outputs, TensorLists &inp
     CallGuard guard = enter(call.name());
     const at::Tensor &output = tensors_get_single(call.name(), outputs);
     const Tensors &list = lists_get_single(call.name(), "input", inputs, size());
-    Footprint footprint(call.name());
+    Footprint footprint = make_footprint(call, output, &list);
     Buffer out = footprint.output(output);
     PartList in(footprint, "input", list);
+    if (footprint.run()) in.pack_unless_adjacent();
     in.pack_if_overlapping(out, getRank());
     Reduction r = reduction_from_torch(call.name(), options.reduceOp, out);
     in.add_inputs();
     return launch(call, std::move(footprint), [&](tutti_comm *comm, tutti_request *request) {
         request->factor = r.factor;
+        if (request->on_stream)
+            return tutti_reduce_scatter(in.data, out.data, out.count, out.dtype, r.op, comm, request);
         return tutti_reduce_scatter_v(in.data, in.counts.data(), in.offsets.data(), out.data, out.dtype, r.op, comm,
             request);
     });

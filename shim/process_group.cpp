@@ -90,7 +90,20 @@ void ProcessGroupTutti::abort()
 void ProcessGroupTutti::shutdown()
 {
     shut_down_ = true;
-    if (auto communicator = interrupt_change("this group was shut down or destroyed meanwhile")) communicator->close();
+    auto communicator = interrupt_change("this group was shut down or destroyed meanwhile");
+    if (!communicator) return;
+    /* The program may use the results of its operations on streams afterwards. */
+    try {
+        if (!communicator->is_inherited() && !communicator->is_closed()) communicator->streams.wait_on_host();
+    } catch (const std::exception &error) {
+        TORCH_WARN("tutti: operations on streams have failed before their group was destroyed: ", error_text(error));
+    }
+    communicator->close();
+}
+std::optional<c10::Stream> ProcessGroupTutti::stream(c10::Device device)
+{
+    CallGuard guard = enter("stream");
+    return communicator_->streams.get_own_stream(device);
 }
 std::vector<uint64_t> ProcessGroupTutti::members() const
 {

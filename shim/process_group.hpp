@@ -199,6 +199,9 @@ class ProcessGroupTutti final : public c10d::Backend {
     /* Returns the address of the core's communicator, for code that calls tutti.h itself. The address is valid as long
      * as the group exists. After a change of the members, calls with it end with TUTTI_ABORTED. Local. */
     uintptr_t address();
+    /* Returns the stream on which asynchronous operations with tensors of a CUDA device run, or nothing if they pass
+     * through the host. Local. */
+    std::optional<c10::Stream> stream(c10::Device device);
     void setTimeout(std::chrono::milliseconds timeout) override;
     /* Lengthens the timeouts of the operations that start from now on, until the first of their Works is over. Several
      * extensions add up. Overrides a virtual function of torch 2.14. Local. */
@@ -246,6 +249,19 @@ class ProcessGroupTutti final : public c10d::Backend {
     WorkPointer launch(const Call &call, Footprint footprint, Start begin);
     /* Starts an operation without estimates and profilers. */
     WorkPointer start(const Call &call, Footprint footprint, Start begin);
+    /* Returns the empty footprint of a call that can run on a stream. It does if `tensor`, which every rank has, is a
+     * CUDA tensor and the group is open for CUDA. The first such call opens it. `list`: the parts of the ranks, whose
+     * counts all ranks know; on a stream they must be equal. NULL: they always are. */
+    Footprint make_footprint(const Call &call, const at::Tensor &tensor, const Tensors *list = nullptr)
+    {
+        if (!tensor.defined() || !tensor.is_cuda()) return Footprint(call.name());
+        return make_footprint_of_cuda(call, tensor.device(), list);
+    }
+    Footprint make_footprint_of_cuda(const Call &call, c10::Device device, const Tensors *list);
+    /* Copies the inputs of an operation to its staging buffers, after the earlier operations that it depends on. */
+    void prepare_tensors(Footprint &footprint);
+    /* Enqueues the copies of the results of an operation that has started on a stream. Returns what its caller gets. */
+    WorkPointer finish_on_stream(const Call &call, const c10::intrusive_ptr<Work> &work, Operation &operation);
     /* Makes a blocking call without a Work. Returns false, without any effect, if the group is closed. */
     bool run_directly(Start begin);
     /* Starts an operation inside a range of the profiler. */

@@ -19,5 +19,6 @@
 #include "shim/reconfigure.cpp"
 #include "shim/recorder.cpp"
 #include "shim/sparse.cpp"
+#include "shim/streams.cpp"
 #include "shim/window.cpp"
 #include "shim/work.cpp"

@@ -1,12 +1,13 @@
 /* Works. Invariant: an operation ends in a fixed order. It unpacks the lists, stores its outcome, and settles the Work
  * if it is the last operation. Then it wakes the waiters, which rely on these steps, and finally it lets go of the
- * Work. Results are copied to other devices once: by the first wait, by the thread that completes the future, or by
- * reap() for a dropped Work. */
+ * Work. Results that pass through the host are copied to other devices once: by the first wait, by the thread that
+ * completes the future, or by reap() for a dropped Work. An operation on a stream is awaited by events. */
 #include "shim/work.hpp"
 #include "shim/futures.hpp"
 #include "shim/gil.hpp"
 #include <ATen/record_function.h>
 #include <c10/core/DeviceGuard.h>
+#include <c10/core/StreamGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <pthread.h>
 #include <pybind11/pybind11.h>
@@ -42,7 +43,12 @@ Operation &Work::add(Footprint footprint)
     if (operation->work) operation = more_.emplace_back(std::make_unique<Operation>()).get();
     operation->work = this;
     operation->footprint = std::move(footprint);
-    if (operation->footprint.is_staged()) {
+    operation->run = operation->footprint.run();
+    (operation->run ? has_streams_ : has_host_) = true;
+    if (operation->run) {
+        operation->request.on_stream = true;
+        operation->request.stream = stream_get_handle(operation->run->stream);
+    } else if (operation->footprint.is_staged()) {
         staged_ = true;
         operation->pending_copy = std::make_shared<PendingCopy>(*operation);
     }
@@ -78,7 +84,7 @@ void Work::prepare_async(Operation &operation)
 }
 void Operation::store_outcome(tutti_status status, std::string error)
 {
-    if (status == TUTTI_OK) footprint.unpack();
+    if (status == TUTTI_OK && !run) footprint.unpack();
     text = std::move(error);
     outcome = status;
     if (record) recorder::record_set_outcome(record, status, request.refused, text, request.source);
@@ -221,11 +227,12 @@ bool Work::isCompleted()
         for_each_operation([](const Operation &operation) {
             if (!operation.over) tutti_test(&operation.request);
         });
-    if (!settled_ || !staged_) return settled_;
+    if (!settled_ || !(staged_ || has_streams_)) return settled_;
     deliver();
     bool all_over = true;
     for_each_operation([&](const Operation &operation) {
         all_over = all_over && (!operation.pending_copy || operation.pending_copy->is_over());
+        all_over = all_over && (!operation.run || operation.run->ended.query());
     });
     return all_over;
 }
@@ -255,12 +262,16 @@ float Work::getDuration() const
     TORCH_CHECK(begun_.time_since_epoch().count(),
         "the duration of this operation was not measured: call enable_collectives_timing() on its group before it");
     TORCH_CHECK(settled_, "the duration of an operation is known when it is finished: wait for it first");
-    return measured_ms();
+    if (!is_on_streams()) return measured_ms();
+    const StreamRun &last = more_.empty() ? *first_.run : *more_.back()->run;
+    last.ended.synchronize();
+    return static_cast<float>(first_.run->began.elapsedTime(last.ended));
 }
 void Work::wait_for(Operation &operation, std::chrono::milliseconds timeout)
 {
     if (!operation.over.load(std::memory_order_acquire)) {
         communicator_->check_process();
+        if (operation.run && timeout == kNoTimeout && !communicator_->has_failed()) return;
         tutti_wait(&operation.request, timeout.count());
         /* The core's request is over, but finish() may still run on the progress thread. */
         operation.over.wait(false, std::memory_order_acquire);
@@ -279,8 +290,53 @@ bool Work::wait(std::chrono::milliseconds timeout)
         for (auto &operation : more_) wait_for(*operation, timeout);
     }
     if (staged_) deliver();
+    block_current_streams();
+    if (part_keys_.empty()) drop_tensors();
     reap();
     return true;
+}
+
+/* ---- operations on streams ---- */
+void Work::block_current_streams() const
+{
+    if (!has_streams_) return;
+    for_each_operation([](const Operation &operation) {
+        if (operation.run) operation.run->block_current();
+    });
+}
+/* The allocator uses memory again for the stream that was current when a program allocated it, which is usually the
+ * caller's stream. If another stream waits, the memory stays until the operation's stream is ready. */
+void Work::drop_tensors()
+{
+    if (!is_on_streams()) return;
+    std::vector<Footprint> dropped;
+    {
+        std::lock_guard<std::mutex> lock(state_mutex());
+        dropped.push_back(std::exchange(first_.footprint, Footprint()));
+        for (auto &operation : more_) dropped.push_back(std::exchange(operation->footprint, Footprint()));
+    }
+    for (const Footprint &footprint : dropped)
+        if (footprint.run() && !footprint.run()->is_waited_for_by_caller()) footprint.record_stream();
+}
+bool StreamWork::wait(std::chrono::milliseconds timeout)
+{
+    if (c10d::allow_inflight_collective_as_graph_input())
+        c10d::unregister_work(c10::intrusive_ptr<c10d::Work>::reclaim_copy(this));
+    return whole_->wait(timeout);
+}
+/* Callbacks of the future run at once, on the thread that adds them. */
+FuturePointer StreamWork::getFuture()
+{
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (future_) return future_;
+    c10::Stream stream = whole_->get_stream();
+    future_ = c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()),
+        std::vector<c10::Device>{ stream.device() });
+    /* The future records an event on the stream that is current, for the streams of its users. */
+    c10::StreamGuard guard(stream);
+    if (std::exception_ptr problem = exception()) future_->setError(problem);
+    else future_->markCompleted(c10::IValue(outputs_));
+    return future_;
 }
 
 /* ---- futures ---- */
@@ -372,6 +428,7 @@ void Work::complete_futures()
     if (const Operation *failed = failed_) recorder::record_report_broken_group(failed->record);
     try {
         if (staged_) deliver();
+        block_current_streams();
     } catch (...) {
         /* A failed copy to a device becomes the future's error. */
         problem = std::current_exception();

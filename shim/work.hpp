@@ -26,6 +26,8 @@ struct Operation {
     uint64_t record = 0;
     /* Exists if a tensor of the footprint has a staging buffer. */
     std::shared_ptr<PendingCopy> pending_copy;
+    /* Exists if the operation runs on a stream. Such an operation has no pending copy. */
+    std::shared_ptr<StreamRun> run;
     /* Outcome and error text are valid once the Work is settled or `over` is true. */
     tutti_status outcome = TUTTI_IN_PROGRESS;
     std::string text;
@@ -66,6 +68,13 @@ class Work final : public c10d::Work {
     /* Ends an operation that the core has refused after prepare_async(). The other operations of the Work are
      * unaffected. */
     void withdraw(Operation &operation);
+    /* True if all operations of the Work run on streams. */
+    bool is_on_streams() const { return has_streams_ && !has_host_; }
+    /* Returns the stream of the first operation. Only for a Work on streams. */
+    c10::Stream get_stream() const { return first_.run->stream; }
+    /* Drops the tensors of a Work on streams, so that their memory can be used again before the host sees the end of
+     * the operations. The current stream waits for the operations, or is theirs. */
+    void drop_tensors();
     /* Makes getFuture wait until the Work is over. */
     void block_futures() { blocking_futures_ = true; }
     /* Starts the clock for getDuration. */
@@ -80,7 +89,8 @@ class Work final : public c10d::Work {
     Tensors result() override;
     void synchronize() override { wait(kNoTimeout); }
     bool wait(std::chrono::milliseconds timeout = kNoTimeout) override;
-    /* The calling thread waits for the operations. The stream only waits for the copies to its device. */
+    /* The calling thread waits for operations that pass through the host. The stream waits for the copies to its
+     * device, and for operations on streams. */
     void blockCurrentStream() override { wait(kNoTimeout); }
     void abort() override { communicator_->abort(); }
     FuturePointer getFuture() override;
@@ -135,7 +145,10 @@ class Work final : public c10d::Work {
     std::mutex &state_mutex();
     /* Enqueues the copies of the results to their devices. */
     void deliver();
-    /* Waits for the operation and throws its error. */
+    /* Makes the current streams wait for operations on streams. */
+    void block_current_streams() const;
+    /* Waits for the operation and throws its error. For an operation on a stream it waits on the host only if a timeout
+     * is given or the group has failed. */
     void wait_for(Operation &operation, std::chrono::milliseconds timeout);
     template <typename Use> void for_each_operation(Use use) const;
 
@@ -160,6 +173,8 @@ class Work final : public c10d::Work {
     std::chrono::steady_clock::time_point begun_, ended_;
     /* An operation has a staging buffer. */
     bool staged_ = false;
+    /* An operation runs on a stream; an operation does not. */
+    bool has_streams_ = false, has_host_ = false;
     bool blocking_futures_ = false;
     std::chrono::milliseconds timeout_{ 0 };
     /* The device that was current on the thread that called getFuture. */
@@ -169,7 +184,7 @@ class Work final : public c10d::Work {
 };
 
 /* One of the calls that the Work `whole` collects. It has a key of its own, and passes everything else to that Work. */
-class WorkPart final : public c10d::Work {
+class WorkPart : public c10d::Work {
   public:
     WorkPart(c10::intrusive_ptr<tutti::Work> whole, uint64_t key)
         : c10d::Work(-1, whole->retrieveOpType()), whole_(std::move(whole)), key_(key)
@@ -180,9 +195,9 @@ class WorkPart final : public c10d::Work {
     std::exception_ptr exception() const override { return whole_->exception(); }
     int sourceRank() const override { return whole_->sourceRank(); }
     Tensors result() override { return whole_->result(); }
-    void synchronize() override { whole_->synchronize(); }
+    void synchronize() override { wait(kNoTimeout); }
     bool wait(std::chrono::milliseconds timeout = kNoTimeout) override { return whole_->wait(timeout); }
-    void blockCurrentStream() override { whole_->blockCurrentStream(); }
+    void blockCurrentStream() override { wait(kNoTimeout); }
     void abort() override { whole_->abort(); }
     FuturePointer getFuture() override { return whole_->getFuture(); }
     FuturePointer getFutureResult() override { return whole_->getFutureResult(); }
@@ -190,9 +205,29 @@ class WorkPart final : public c10d::Work {
     std::chrono::milliseconds getTimeout() const { return whole_->getTimeout(); }
     uint64_t getSequencenumber() const override { return whole_->getSequencenumber(); }
 
-  private:
+  protected:
     c10::intrusive_ptr<tutti::Work> whole_;
+
+  private:
     uint64_t key_;
+};
+
+/* The handle of a Work on streams, for callers. It has the outputs, because the Work `whole` drops all tensors in the
+ * first wait, and stays until the host has seen the end of its operations. */
+class StreamWork final : public WorkPart {
+  public:
+    explicit StreamWork(const c10::intrusive_ptr<tutti::Work> &whole)
+        : WorkPart(whole, whole->getCompletionKey()), outputs_(whole->result())
+    {}
+    Tensors result() override { return outputs_; }
+    bool wait(std::chrono::milliseconds timeout = kNoTimeout) override;
+    /* Returns a complete future, whose value the streams of its users await. */
+    FuturePointer getFuture() override;
+
+  private:
+    Tensors outputs_;
+    /* Protected by mutex_. */
+    FuturePointer future_;
 };
 
 /* The copies of one operation's results from staging buffers to tensors on devices. The object holds no tensor, and

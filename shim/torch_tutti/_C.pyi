@@ -3,7 +3,7 @@ from datetime import timedelta
 from types import TracebackType
 from typing import Sequence
 
-from torch import Tensor, dtype
+from torch import Stream, Tensor, device, dtype
 from torch._C._distributed_c10d import Backend, ProcessGroup, ReduceOp, Store
 
 torch_version: str
@@ -38,6 +38,7 @@ class ProcessGroupTutti(Backend):
     def _drop_time_estimate(self) -> None: ...
     @property
     def _communicator(self) -> int: ...
+    def _stream(self, device: device) -> Stream | None: ...
     @property
     def _membership(self) -> str: ...
     @property

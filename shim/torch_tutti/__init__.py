@@ -8,7 +8,7 @@ tensors that peers can read in place (`empty()`, `shared_tensors()`, `share_buck
 gradients in fewer bytes (`compression.compress()`), grids of ranks that work together (`grid()`), layers that are
 divided among ranks (`parallel`), schedules of pipelines and their runner (`Pipeline`), mixtures of experts (`experts`),
 a parameter server (`ps.join()`), a change of the members after a failure (`reconfigure()`), `info()`, `waiting()`,
-`schedule()`, `dump_trace()`, `get_include()`, `Options` and the exceptions.
+`schedule()`, `dump_trace()`, `stream()`, `get_include()`, `Options` and the exceptions.
 Importing this module imports neither torch nor the library: torch itself imports it at start-up, through the entry
 point in `_autoload`, so each part loads when it is first used.
 """
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from torch_tutti._pipeline import Pipeline
     from torch_tutti._reconfigure import reconfigure, reconfigure_handle
     from torch_tutti._recorder import dump_trace
+    from torch_tutti._stream import stream
     from torch_tutti._takeover import TakeOver, take_over
     from torch_tutti.exceptions import (AbortedError, Error, ForkedError, InternalError, MismatchError, PeerError,
                                         SystemError, TimeoutError)
@@ -47,6 +48,7 @@ _MODULES = {
     "torch_tutti._norm": ("all_reduce_norm", "norm_rows"),
     "torch_tutti._options": ("options",),
     "torch_tutti._pipeline": ("Pipeline",),
+    "torch_tutti._stream": ("stream",),
     "torch_tutti._memory": ("empty", "share_buckets", "shared_tensors"),
     "torch_tutti._C": ("Options", "ProcessGroupTutti"),
 }

@@ -1,11 +1,10 @@
 """Tests with CUDA tensors, on a machine that has a GPU. Ranks share it if there are fewer GPUs than ranks.
 
 The checks of streams, futures and operations are those that tests/python/test_devices.py runs on the emulated device.
+Most tests run twice: operations on streams, and tensors that go through the host. test_streams.py has tests of streams
+alone.
 """
-import os
-import sys
 from datetime import timedelta
-from pathlib import Path
 
 import pytest
 
@@ -13,48 +12,37 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 import torch.distributed as dist
 import torch_tutti
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "python"))
 import device_checks
 import device_failures
 import device_training
 from device_checks import late, numbers, same, total
-from ranks import Ranks, kept_ranks
+from gpu_ranks import environment
+from ranks import Ranks
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(),
                                 reason="needs a GPU: torch.cuda.is_available() is False on this machine")
-VISIBLE = "CUDA_VISIBLE_DEVICES"
-
-
-def environment():
-    """Returns the variables with which ranks see the GPUs that this process sees."""
-    count = torch.cuda.device_count()
-    return {VISIBLE: os.environ.get(VISIBLE) or ",".join(map(str, range(count)))}
-
-
-@pytest.fixture(scope="module")
-def on_gpu(tmp_path_factory):
-    """Returns on_gpu(size), which returns ranks that have joined a group of tutti."""
-    with kept_ranks(lambda size: Ranks(size, tmp_path_factory.mktemp("cuda"), join=False, environment=environment()),
-                    lambda ranks: ranks.run(device_checks.join, "cuda", limit_s=300)) as of_size:
-        yield of_size
 
 
 @pytest.mark.parametrize("later", [False, True], ids=["blocking", "asynchronous"])
 @pytest.mark.parametrize("size", [2, 4])
-def test_operations_give_right_results(on_gpu, size, later):
-    on_gpu(size).run(device_checks.check_operations, later, limit_s=300)
+def test_operations_give_right_results(either, size, later):
+    either(size).run(device_checks.check_operations, later, limit_s=300)
 
 
-@pytest.mark.parametrize("check", [*device_checks.CHECKS, *device_failures.CHECKS],
+@pytest.mark.parametrize("check", [*device_checks.CHECKS, device_failures.check_refused],
                          ids=lambda check: check.__name__[6:])
-def test_device(on_gpu, check):
-    on_gpu(2).run(check, limit_s=120)
+def test_device(either, check):
+    either(2).run(check, limit_s=120)
 
 
-def test_ranks_use_several_devices(on_gpu):
+def test_errors_of_operations_through_the_host(through_host):
+    through_host(2).run(device_failures.check_errors, limit_s=120)
+
+
+def test_ranks_use_several_devices(through_host):
     if torch.cuda.device_count() < 2:
         pytest.skip(f"needs two GPUs; this machine has {torch.cuda.device_count()}")
-    on_gpu(2).run(device_checks.check_several_devices, limit_s=120)
+    through_host(2).run(device_checks.check_several_devices, limit_s=120)
 
 
 # ---- tests that the emulated device cannot run ----
@@ -67,8 +55,8 @@ def check_sparse(world):
     same(x.to_dense(), dense.cpu(), "a sparse sum")
 
 
-def test_sparse_tensor_is_summed(on_gpu):
-    on_gpu(2).run(check_sparse, limit_s=120)
+def test_sparse_tensor_is_summed(either):
+    either(2).run(check_sparse, limit_s=120)
 
 
 def check_capture(world):
@@ -80,8 +68,8 @@ def check_capture(world):
     dist.all_reduce(x)
 
 
-def test_graph_capture_is_refused(on_gpu):
-    on_gpu(2).run(check_capture, limit_s=120)
+def test_graph_capture_is_refused(either):
+    either(2).run(check_capture, limit_s=120)
 
 
 def check_large(world):
@@ -94,19 +82,19 @@ def check_large(world):
     same(x, total(world, count), "twenty megabytes")
 
 
-def test_large_tensors_are_summed(on_gpu):
-    on_gpu(4).run(check_large, limit_s=120)
+def test_large_tensors_are_summed(either):
+    either(4).run(check_large, limit_s=120)
 
 
 # ---- training ----
 @pytest.mark.parametrize("options", [{}, {"bucket_cap_mb": 0.01, "gradient_as_bucket_view": True}],
                          ids=["one bucket", "small buckets"])
-def test_distributed_data_parallel_trains(on_gpu, options):
-    on_gpu(2).run(device_training.check_data_parallel, options, limit_s=200)
+def test_distributed_data_parallel_trains(either, options):
+    either(2).run(device_training.check_data_parallel, options, limit_s=200)
 
 
-def test_fully_sharded_model_trains(on_gpu):
-    on_gpu(2).run(device_training.check_fully_sharded, limit_s=200)
+def test_fully_sharded_model_trains(either):
+    either(2).run(device_training.check_fully_sharded, limit_s=200)
 
 
 # ---- programs that ask for NCCL ----

@@ -1,0 +1,114 @@
+/* Opens a communicator for CUDA, and orders the streams of its operations by events. Torch's generic guards do the
+ * work, so no CUDA header is needed. */
+#include "shim/streams.hpp"
+#include "shim/communicator.hpp"
+#include "shim/gil.hpp"
+#include <c10/core/impl/VirtualGuardImpl.h>
+#include <c10/util/Exception.h>
+#include <cstdlib>
+#include <cstring>
+
+namespace tutti {
+
+c10::Stream device_get_current_stream(c10::Device device)
+{
+    return c10::impl::VirtualGuardImpl(device.type()).getStream(device);
+}
+StreamRun::StreamRun(c10::Stream on, c10::Stream from, bool is_measured)
+    : stream(on), caller(from), measures(is_measured), began(on.device_type(), c10::EventFlag::BACKEND_DEFAULT),
+      ended(on.device_type(), measures ? c10::EventFlag::BACKEND_DEFAULT : c10::EventFlag::PYTORCH_DEFAULT)
+{}
+void StreamRun::block_current() const
+{
+    c10::Stream current = device_get_current_stream(stream.device());
+    if (current != stream) ended.block(current);
+}
+bool StreamRun::is_waited_for_by_caller() const
+{
+    return is_on_callers_stream() || device_get_current_stream(stream.device()) == caller;
+}
+void *stream_get_handle(c10::Stream stream)
+{
+    return c10::impl::VirtualGuardImpl(stream.device_type()).getStreamNativeHandle(stream);
+}
+
+/* Warns once in a process, because every group of it gets the same answer. TUTTI_CUDA=0 is a choice and needs no
+ * warning. */
+static void streams_warn_of_host(const std::string &why)
+{
+    const char *chosen = std::getenv("TUTTI_CUDA");
+    if (chosen && !std::strcmp(chosen, "0")) return;
+    TORCH_WARN_ONCE("tutti: CUDA tensors go through the host: ", why);
+}
+bool Streams::open(Communicator &communicator, const char *call, c10::Device device)
+{
+    if (state_ != State::UNDECIDED) return state_ == State::OPEN;
+    std::lock_guard<std::mutex> lock(opening_);
+    if (state_ != State::UNDECIDED) return state_ == State::OPEN;
+    tutti_status status = tutti_comm_open_cuda(communicator.get(), device.index());
+    std::string text = tutti_get_last_error();
+    if (status != TUTTI_OK && (status == TUTTI_FORKED || !tutti_last_error_is_refusal())) {
+        communicator.run_abort_hooks();
+        error_throw(status, c10::str(call, ": ", text));
+    }
+    if (status != TUTTI_OK) streams_warn_of_host(text);
+    std::lock_guard<std::mutex> keeping(mutex_);
+    if (status == TUTTI_OK) make_own_stream(device);
+    state_ = status == TUTTI_OK ? State::OPEN : State::HOST;
+    return status == TUTTI_OK;
+}
+/* Makes the group's own stream, unless it exists on this device. The caller holds mutex_. */
+void Streams::make_own_stream(c10::Device device)
+{
+    if (!own_ || own_->device() != device)
+        own_ = c10::impl::VirtualGuardImpl(device.type()).getStreamFromGlobalPool(device);
+}
+std::optional<c10::Stream> Streams::get_own_stream(c10::Device device)
+{
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (state_ == State::HOST) return std::nullopt;
+    if (state_ == State::UNDECIDED) make_own_stream(device);
+    return own_;
+}
+std::shared_ptr<StreamRun> Streams::make_run(bool on_own_stream, bool measures)
+{
+    c10::Stream caller = device_get_current_stream(own_->device());
+    return std::make_shared<StreamRun>(on_own_stream ? *own_ : caller, caller, measures);
+}
+std::shared_ptr<StreamRun> Streams::find_last()
+{
+    if (state_ != State::OPEN) return nullptr;
+    std::lock_guard<std::mutex> lock(mutex_);
+    return last_;
+}
+void Streams::begin(StreamRun &run)
+{
+    if (auto last = find_last())
+        if (last->stream != run.stream) last->ended.block(run.stream);
+    if (!run.is_on_callers_stream()) {
+        std::lock_guard<std::mutex> lock(mutex_);
+        if (!called_) called_.emplace(run.stream.device_type());
+        called_->record(run.caller);
+        called_->block(run.stream);
+    }
+    if (run.measures) run.began.record(run.stream);
+}
+void Streams::end(const std::shared_ptr<StreamRun> &run)
+{
+    run->ended.record(run->stream);
+    std::lock_guard<std::mutex> lock(mutex_);
+    last_ = run;
+}
+void Streams::block_current()
+{
+    if (auto last = find_last()) last->block_current();
+}
+void Streams::wait_on_host()
+{
+    auto last = find_last();
+    if (!last) return;
+    GilRelease released;
+    last->ended.synchronize();
+}
+
+} // namespace tutti
