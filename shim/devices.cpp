@@ -143,14 +143,29 @@ std::vector<Extent> Footprint::written_by_copy() const
     for (const Copy &copy : returns_) extents.push_back(tensor_get_extent(copy.to));
     return extents;
 }
+/* True if a tensor overlaps one of the extents. */
+static bool tensors_overlap_extents(const Tensors &tensors, const std::vector<Extent> &extents)
+{
+    return std::any_of(tensors.begin(), tensors.end(), [&](const at::Tensor &tensor) {
+        Extent mine = tensor_get_extent(tensor);
+        return std::any_of(extents.begin(), extents.end(),
+            [&](const Extent &theirs) { return extents_overlap(mine, theirs); });
+    });
+}
 bool Footprint::touches(const std::vector<Extent> &written) const
 {
-    auto among = [&](const at::Tensor &tensor) {
-        Extent mine = tensor_get_extent(tensor);
-        return std::any_of(written.begin(), written.end(),
-            [&](const Extent &theirs) { return extents_overlap(mine, theirs); });
-    };
-    return std::any_of(inputs.begin(), inputs.end(), among) || std::any_of(outputs.begin(), outputs.end(), among);
+    return tensors_overlap_extents(inputs, written) || tensors_overlap_extents(outputs, written);
+}
+Extents Footprint::extents() const
+{
+    Extents all;
+    for (const at::Tensor &tensor : inputs) all.read.push_back(tensor_get_extent(tensor));
+    for (const at::Tensor &tensor : outputs) (is_written_ ? all.written : all.read).push_back(tensor_get_extent(tensor));
+    return all;
+}
+bool Footprint::conflicts_with(const Extents &other) const
+{
+    return touches(other.written) || (is_written_ && tensors_overlap_extents(outputs, other.read));
 }
 
 /* ---- the copies of results ---- */

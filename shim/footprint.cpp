@@ -144,6 +144,7 @@ Buffer Footprint::add(const at::Tensor &tensor, Role role, bool is_read, bool is
 {
     Buffer buffer = is_written ? check_output(tensor, role) : check(tensor, role);
     (is_written ? outputs : inputs).push_back(tensor);
+    is_written_ |= is_written;
     if (!buffer.count || buffer.data) return buffer;
     at::Tensor staging = make_staging_buffer(tensor, tensor.sizes(), tensor.scalar_type());
     if (is_read) fetches_.push_back({ staging, tensor });
@@ -337,6 +338,7 @@ void PartList::add_inputs()
 void PartList::add_outputs()
 {
     check_disjoint();
+    footprint_.is_written_ = true;
     footprint_.outputs.insert(footprint_.outputs.end(), tensors_.begin(), tensors_.end());
     for (size_t q = 0; packed_.defined() && q < parts.size(); q++) {
         const Buffer &part = parts[q];

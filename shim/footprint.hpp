@@ -62,12 +62,6 @@ struct HostCopy {
 };
 /* One copy between a tensor and its staging buffer, in either direction. */
 struct Copy { at::Tensor to, from; };
-/* The address range of a tensor on its device, from the first element to the last one. */
-struct Extent {
-    c10::Device device;
-    const char *data;
-    size_t bytes;
-};
 Extent tensor_get_extent(const at::Tensor &tensor);
 
 class Footprint {
@@ -114,6 +108,10 @@ class Footprint {
     std::vector<Extent> written_by_copy() const;
     /* True if a tensor of the footprint overlaps one of the extents. */
     bool touches(const std::vector<Extent> &written) const;
+    /* Returns the extents of all tensors. */
+    Extents extents() const;
+    /* True if this operation and one with these extents must run in order, because one writes what the other uses. */
+    bool conflicts_with(const Extents &other) const;
 
     /* The tensors as the caller gave them. */
     Tensors inputs, outputs;
@@ -132,6 +130,8 @@ class Footprint {
     std::shared_ptr<StreamRun> run_;
     /* The device of the first tensor. All others must be on devices of the same type. */
     std::optional<c10::Device> device_;
+    /* False: the operation only reads. Then `outputs` may name what it reads, as the tensors of its result. */
+    bool is_written_ = false;
     Tensors staging_buffers_;
     /* unpack() makes these copies from packed lists. */
     std::vector<HostCopy> host_returns_;

@@ -262,7 +262,7 @@ void ProcessGroupTutti::prepare_tensors(Footprint &footprint)
         footprint.fetch_on_stream();
     } else if (footprint.is_staged()) {
         PendingCopy::wait_for_overlapping(footprint);
-        communicator_->streams.block_current();
+        communicator_->streams.block_current_for(footprint);
         footprint.fetch();
     }
 }
@@ -270,7 +270,7 @@ WorkPointer ProcessGroupTutti::finish_on_stream(const Call &call, const c10::int
     Operation &operation)
 {
     operation.footprint.deliver_on_stream();
-    communicator_->streams.end(operation.run);
+    communicator_->streams.end(operation.run, operation.footprint.extents());
     if (open_work() == work.get()) return work;
     WorkPointer handle = work_get_handle(work);
     if (!call.async) work->drop_tensors();

@@ -2,6 +2,7 @@
  * work, so no CUDA header is needed. */
 #include "shim/streams.hpp"
 #include "shim/communicator.hpp"
+#include "shim/footprint.hpp"
 #include "shim/gil.hpp"
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/util/Exception.h>
@@ -83,25 +84,29 @@ std::shared_ptr<StreamRun> Streams::find_last()
 }
 void Streams::begin(StreamRun &run)
 {
-    if (auto last = find_last())
-        if (last->stream != run.stream) last->ended.block(run.stream);
+    std::lock_guard<std::mutex> lock(mutex_);
+    while (!running_.empty() && running_.front().run->ended.query()) running_.pop_front();
+    if (last_ && last_->stream != run.stream) last_->ended.block(run.stream);
     if (!run.is_on_callers_stream()) {
-        std::lock_guard<std::mutex> lock(mutex_);
         if (!called_) called_.emplace(run.stream.device_type());
         called_->record(run.caller);
         called_->block(run.stream);
     }
     if (run.measures) run.began.record(run.stream);
 }
-void Streams::end(const std::shared_ptr<StreamRun> &run)
+void Streams::end(const std::shared_ptr<StreamRun> &run, Extents extents)
 {
     run->ended.record(run->stream);
     std::lock_guard<std::mutex> lock(mutex_);
     last_ = run;
+    running_.push_back({ run, std::move(extents) });
 }
-void Streams::block_current()
+void Streams::block_current_for(const Footprint &next)
 {
-    if (auto last = find_last()) last->block_current();
+    if (state_ != State::OPEN) return;
+    std::lock_guard<std::mutex> lock(mutex_);
+    for (const Running &earlier : running_)
+        if (next.conflicts_with(earlier.extents)) earlier.run->block_current();
 }
 void Streams::wait_on_host()
 {

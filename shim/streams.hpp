@@ -6,13 +6,27 @@
 #include <atomic>
 #include <c10/core/Event.h>
 #include <c10/core/Stream.h>
+#include <deque>
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <vector>
 
 namespace tutti {
 
 class Communicator;
+class Footprint;
+
+/* The address range of a tensor on its device, from the first element to the last one. */
+struct Extent {
+    c10::Device device;
+    const char *data;
+    size_t bytes;
+};
+/* The memory that an operation only reads, and the memory that it writes. */
+struct Extents {
+    std::vector<Extent> read, written;
+};
 
 /* One operation on a stream. */
 struct StreamRun {
@@ -46,10 +60,11 @@ class Streams {
     /* Orders the stream of the operation after the work of the caller's stream, and after the group's earlier
      * operations with the copies of their results. */
     void begin(StreamRun &run);
-    /* Records the end of all work of the operation. */
-    void end(const std::shared_ptr<StreamRun> &run);
-    /* Makes the current stream of the device wait for the operations so far, if there are any. */
-    void block_current();
+    /* Records the end of all work of the operation, which uses this memory. */
+    void end(const std::shared_ptr<StreamRun> &run, Extents extents);
+    /* Makes the current stream of the device wait for those operations that must be over before `next`, because one of
+     * the two writes what the other uses. */
+    void block_current_for(const Footprint &next);
     /* Waits on the host until the operations so far are over. Releases the GIL. */
     void wait_on_host();
     /* Returns the stream of asynchronous operations, or nothing if operations pass through the host. `device` is used
@@ -70,6 +85,12 @@ class Streams {
     std::optional<c10::Event> called_;
     /* The last operation. */
     std::shared_ptr<StreamRun> last_;
+    /* The operations that may not be over, in their order. */
+    struct Running {
+        std::shared_ptr<StreamRun> run;
+        Extents extents;
+    };
+    std::deque<Running> running_;
 };
 
 } // namespace tutti

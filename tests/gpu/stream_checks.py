@@ -213,6 +213,36 @@ def check_message_after_sum(world):
     torch.cuda.synchronize()
 
 
+def check_message_beside_sum(world):
+    """Checks that messages of other memory do not wait for operations that rank 1 calls after it has received them."""
+    device = world.kept["device"]
+    x, message, gathered = opened(world), numbers(world.rank, 6).to(device), torch.zeros(12, device=device)
+    received, from_host = torch.zeros_like(message), torch.zeros(5, 4).t()
+    torch.cuda.synchronize()
+
+    def operations():
+        dist.all_reduce(x, async_op=True)
+        return dist.all_gather_into_tensor(gathered, message, async_op=True)
+
+    if world.rank == 0:
+        work = operations()
+        try:
+            dist.send(message, 1)
+            dist.send(numbers(0, 5, 4).t(), 1)
+            assert torch.cuda.current_stream().query() and not work.is_completed()
+        finally:
+            signal_rank_1(world, "message_beside_sum")
+    else:
+        dist.recv(received, 0)
+        dist.recv(from_host, 0)
+        same(received, numbers(0, 6), "a message beside a sum")
+        same(from_host, numbers(0, 5, 4).t(), "a message of the host beside a sum")
+        await_rank_0(world, "message_beside_sum")
+        work = operations()
+    work.wait()
+    same(x, total(world, 6), "a sum beside messages")
+
+
 def check_sum_after_message(world):
     """Checks that an operation on a stream follows a message into its tensor, which rank 1 sends later."""
     x = opened(world)
@@ -418,6 +448,6 @@ def check_reconfigure(world):
 
 CHECKS = [check_host_goes_on, check_streams_of_operations, check_next_operation_after_packed_results,
           check_memory_returns_after_wait, check_memory_stays_until_the_end, check_several_groups,
-          check_message_after_sum, check_sum_after_message, check_barrier_waits, check_destroy_waits, check_durations,
+          check_message_after_sum, check_message_beside_sum, check_sum_after_message, check_barrier_waits, check_destroy_waits, check_durations,
           check_result_of_work, check_coalesced_with_messages, check_functional_collectives, check_profiler,
           check_estimate, check_groups_of_some_ranks, check_threads]
