@@ -102,7 +102,7 @@ WorkPointer ProcessGroupTutti::barrier(const c10d::BarrierOptions &options)
     Call call{ "tutti:barrier", c10d::OpType::BARRIER, options.asyncOp, options.timeout };
     CallGuard guard = enter(call.name());
     /* After a barrier of the host, the earlier operations on streams of all ranks are over, too. */
-    if (!is_estimating()) communicator_->streams.wait_on_host();
+    if (!is_estimating()) finish_streams();
     return launch(call, Footprint(call.name()),
         [](tutti_comm *comm, tutti_request *request) { return tutti_barrier(comm, request); });
 }

@@ -1,5 +1,6 @@
 /* Maps statuses to Python's exceptions, counts forks, and closes communicators. */
 #include "shim/communicator.hpp"
+#include "shim/gil.hpp"
 #include <c10/util/Exception.h>
 #include <pthread.h>
 #include <pybind11/pybind11.h>
@@ -54,15 +55,30 @@ void Communicator::run_abort_hooks()
 {
     if (has_abort_hooks() && !is_inherited()) abort_report_.run(*hooks);
 }
+void Communicator::report_failure()
+{
+    is_failure_known_ = true;
+    run_abort_hooks();
+}
+void Communicator::warn_of_failure(const std::string &text)
+{
+    if (waiters_ || is_failure_known_.exchange(true)) return;
+    TORCH_WARN("tutti: an operation on a CUDA stream has failed, and no call has raised the error yet. The results of ",
+        "this operation and of later ones are undefined: ", text);
+}
 void Communicator::abort()
 {
-    run_abort_hooks();
+    report_failure();
     if (!closed_ && tutti_comm_abort(comm_) != TUTTI_OK) error_throw_last(TUTTI_FORKED);
 }
 void Communicator::close()
 {
+    if (closed_.exchange(true)) return;
+    /* With operations on streams, tutti_comm_destroy may wait for some seconds. */
+    std::optional<GilRelease> released;
+    if (streams.is_open() && Py_IsInitialized()) released.emplace();
     /* In a forked child, tutti_comm_destroy leaves the parent's group alone. */
-    if (!closed_.exchange(true)) tutti_comm_destroy(comm_);
+    tutti_comm_destroy(comm_);
 }
 
 } // namespace tutti

@@ -45,8 +45,23 @@ class Communicator final : public c10::intrusive_ptr_target {
     std::shared_ptr<const Hooks> hooks;
     /* The operations of CUDA tensors. */
     Streams streams;
-    /* Runs the abort hooks, once. Every function that raises an error of a failed group calls this first. */
+    /* Runs the abort hooks, once. */
     void run_abort_hooks();
+    /* Every function that raises an error of a failed group calls this first. It runs the abort hooks. */
+    void report_failure();
+    /* Warns, once, that an operation on a stream has failed, unless a call has raised the error or is about to. */
+    void warn_of_failure(const std::string &text);
+    /* A thread waits on the host for an operation on a stream, and raises its error. */
+    class Waiter {
+      public:
+        explicit Waiter(Communicator &communicator) : communicator_(communicator) { communicator_.waiters_++; }
+        ~Waiter() { communicator_.waiters_--; }
+        Waiter(const Waiter &) = delete;
+        Waiter &operator=(const Waiter &) = delete;
+
+      private:
+        Communicator &communicator_;
+    };
     /* True if the group is open and has abort hooks. */
     bool has_abort_hooks() const { return hooks && !hooks->abort.empty() && !closed_; }
     /* Leaves the group. Running operations end with AbortedError, and the threads that wait for them return. */
@@ -66,6 +81,9 @@ class Communicator final : public c10::intrusive_ptr_target {
     /* The number of forks in the process that made the communicator. */
     const unsigned process_ = process_count_forks();
     std::atomic<bool> closed_{ false };
+    /* The program knows of the failure, by an error or by the warning. */
+    std::atomic<bool> is_failure_known_{ false };
+    std::atomic<int> waiters_{ 0 };
     AbortReport abort_report_;
 };
 

@@ -160,7 +160,8 @@ Extents Footprint::extents() const
 {
     Extents all;
     for (const at::Tensor &tensor : inputs) all.read.push_back(tensor_get_extent(tensor));
-    for (const at::Tensor &tensor : outputs) (is_written_ ? all.written : all.read).push_back(tensor_get_extent(tensor));
+    for (const at::Tensor &tensor : outputs)
+        (is_written_ ? all.written : all.read).push_back(tensor_get_extent(tensor));
     return all;
 }
 bool Footprint::conflicts_with(const Extents &other) const

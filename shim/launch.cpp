@@ -1,5 +1,6 @@
 /* Starts operations. An operation takes its options from the call and from the thread's `with options(...)` blocks. It
  * belongs to a Work of its own, or to the Work into which the thread coalesces its calls. A profiler may record it. */
+#include "shim/gil.hpp"
 #include "shim/process_group.hpp"
 #include <ATen/record_function.h>
 #include <algorithm>
@@ -200,6 +201,16 @@ std::chrono::milliseconds ProcessGroupTutti::extend_timeout(const c10::intrusive
 }
 
 /* ---- starting ---- */
+/* The turn of a thread that starts an operation on a stream: the stream waits for the operations before, and the inputs
+ * are copied. The thread holds no GIL meanwhile, because the core may make it wait. */
+class StreamTurn {
+  public:
+    StreamTurn(Streams &streams, const Footprint &footprint);
+
+  private:
+    GilRelease released_;
+    std::unique_lock<std::mutex> lock_;
+};
 bool ProcessGroupTutti::needs_work() const
 {
     return timing_ || at::hasCallbacks() || recorded_as_ || !open_options.empty() || open_work() || extended_
@@ -232,7 +243,7 @@ bool ProcessGroupTutti::run_directly(Start begin)
     tutti_status status = begin(communicator_->get(), &request);
     if (status != TUTTI_OK) {
         std::string text = tutti_get_last_error();
-        if (!request.refused) communicator_->run_abort_hooks();
+        if (!request.refused) communicator_->report_failure();
         error_throw(status, text);
     }
     ++sequence_;
@@ -249,6 +260,7 @@ Footprint ProcessGroupTutti::make_footprint_of_cuda(const Call &call, c10::Devic
 {
     bool is_even = !list || list_is_even(*list);
     if (!is_even || is_estimating() || communicator_->is_closed()) return Footprint(call.name());
+    communicator_->check_process();
     device_check_not_capturing(call.name(), device);
     Streams &streams = communicator_->streams;
     if (!streams.open(*communicator_, call.name(), device)) return Footprint(call.name());
@@ -256,14 +268,20 @@ Footprint ProcessGroupTutti::make_footprint_of_cuda(const Call &call, c10::Devic
 }
 void ProcessGroupTutti::prepare_tensors(Footprint &footprint)
 {
-    if (const auto &run = footprint.run()) {
-        PendingCopy::wait_for_overlapping(footprint);
-        communicator_->streams.begin(*run);
+    if (!footprint.run() && !footprint.is_staged()) return;
+    PendingCopy::wait_for_overlapping(footprint);
+    if (footprint.run()) return;
+    communicator_->streams.block_current_for(footprint);
+    footprint.fetch();
+}
+StreamTurn::StreamTurn(Streams &streams, const Footprint &footprint) : lock_(streams.lock_order())
+{
+    try {
+        streams.begin(*footprint.run());
         footprint.fetch_on_stream();
-    } else if (footprint.is_staged()) {
-        PendingCopy::wait_for_overlapping(footprint);
-        communicator_->streams.block_current_for(footprint);
-        footprint.fetch();
+    } catch (...) {
+        footprint.record_stream();
+        throw;
     }
 }
 WorkPointer ProcessGroupTutti::finish_on_stream(const Call &call, const c10::intrusive_ptr<Work> &work,
@@ -276,6 +294,19 @@ WorkPointer ProcessGroupTutti::finish_on_stream(const Call &call, const c10::int
     if (!call.async) work->drop_tensors();
     return handle;
 }
+void ProcessGroupTutti::finish_streams()
+{
+    Streams &streams = communicator_->streams;
+    if (!streams.is_open() || communicator_->is_closed()) return;
+    communicator_->check_process();
+    Communicator::Waiter waiter(*communicator_);
+    streams.wait_on_host();
+    auto failure = streams.find_failure();
+    if (!failure) return;
+    communicator_->report_failure();
+    recorder::record_report_broken_group(failure->record);
+    error_throw(failure->status, failure->text);
+}
 /* Starts an operation and returns its Work, or its part of a coalesced Work. */
 WorkPointer ProcessGroupTutti::start(const Call &call, Footprint footprint, Start begin)
 {
@@ -287,6 +318,8 @@ WorkPointer ProcessGroupTutti::start(const Call &call, Footprint footprint, Star
     auto work = coalesced ? c10::intrusive_ptr<Work>::reclaim_copy(coalesced)
                           : make_work(call, footprint.inputs.empty() ? footprint.outputs : footprint.inputs);
     prepare_tensors(footprint);
+    std::optional<StreamTurn> turn;
+    if (footprint.run()) turn.emplace(communicator_->streams, footprint);
     Operation &operation = work->add(std::move(footprint));
     operation_apply_options(operation, call);
     int64_t &timeout_ms = operation.request.timeout_ms;
@@ -303,16 +336,20 @@ WorkPointer ProcessGroupTutti::start(const Call &call, Footprint footprint, Star
     if (status == TUTTI_OK) {
         if (blocking) work->finish_blocking(operation);
         WorkPointer handle = operation.run ? finish_on_stream(call, work, operation) : nullptr;
+        turn.reset();
         if (coalesced && !hooks_->completion.empty()) return coalesced->add_part();
         if (handle) return handle;
         return work;
     }
     std::string text = tutti_get_last_error();
+    turn.reset();
+    /* The end of the operation needs no warning, because this call raises its error. */
+    Communicator::Waiter waiter(*communicator_);
     if (operation.request.refused) take_back_number(call, *work, operation);
     if (blocking) operation.store_outcome(status, text);
     else if (coalesced && operation.request.refused) work->withdraw(operation);
     else work->finish(operation, status);
-    if (!operation.request.refused) communicator_->run_abort_hooks();
+    if (!operation.request.refused) communicator_->report_failure();
     recorder::record_report_broken_group(operation.record);
     error_throw(status, text);
 }

@@ -49,7 +49,7 @@ void ProcessGroupTutti::monitoredBarrier(const c10d::BarrierOptions &options, bo
     tutti_status status = tutti_monitored_barrier(communicator_->get(), limit, is_missing.get());
     if (status == TUTTI_OK) return;
     std::string text = tutti_get_last_error();
-    if (!tutti_last_error_is_refusal()) communicator_->run_abort_hooks();
+    if (!tutti_last_error_is_refusal()) communicator_->report_failure();
     if (getRank() != 0)
         error_throw(status,
             c10::str("Rank ", getRank(), " successfully reached monitoredBarrier, but received errors while ",

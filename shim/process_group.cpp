@@ -87,17 +87,30 @@ void ProcessGroupTutti::abort()
 {
     if (auto communicator = interrupt_change("this group was aborted meanwhile")) communicator->abort();
 }
+/* Waits for the operations on streams before their group ends, because the program may use their results afterwards. A
+ * rank that has not made their calls after the limit may never make them. */
+static void communicator_finish_streams(Communicator &communicator)
+{
+    constexpr auto limit = std::chrono::seconds(10);
+    try {
+        bool over = communicator.streams.wait_on_host(limit);
+        if (auto failure = communicator.streams.find_failure()) {
+            communicator.warn_of_failure(failure->text);
+            recorder::record_report_broken_group(failure->record);
+        } else if (!over) {
+            communicator.warn_of_failure(c10::str("their group is destroyed, and they are not over after ",
+                limit.count(), " s; call torch.cuda.synchronize() or work.wait(timeout) before"));
+        }
+    } catch (const std::exception &error) {
+        TORCH_WARN("tutti: operations on streams have failed before their group was destroyed: ", error_text(error));
+    }
+}
 void ProcessGroupTutti::shutdown()
 {
     shut_down_ = true;
     auto communicator = interrupt_change("this group was shut down or destroyed meanwhile");
     if (!communicator) return;
-    /* The program may use the results of its operations on streams afterwards. */
-    try {
-        if (!communicator->is_inherited() && !communicator->is_closed()) communicator->streams.wait_on_host();
-    } catch (const std::exception &error) {
-        TORCH_WARN("tutti: operations on streams have failed before their group was destroyed: ", error_text(error));
-    }
+    if (!communicator->is_inherited() && !communicator->is_closed()) communicator_finish_streams(*communicator);
     communicator->close();
 }
 std::optional<c10::Stream> ProcessGroupTutti::stream(c10::Device device)

@@ -258,10 +258,13 @@ class ProcessGroupTutti final : public c10d::Backend {
         return make_footprint_of_cuda(call, tensor.device(), list);
     }
     Footprint make_footprint_of_cuda(const Call &call, c10::Device device, const Tensors *list);
-    /* Copies the inputs of an operation to its staging buffers, after the earlier operations that it depends on. */
+    /* Waits for earlier operations that the next one depends on. Without a stream, it copies the inputs to staging
+     * buffers. */
     void prepare_tensors(Footprint &footprint);
     /* Enqueues the copies of the results of an operation that has started on a stream. Returns what its caller gets. */
     WorkPointer finish_on_stream(const Call &call, const c10::intrusive_ptr<Work> &work, Operation &operation);
+    /* Waits on the host until the operations on streams so far are over, and throws the error of a failed one. */
+    void finish_streams();
     /* Makes a blocking call without a Work. Returns false, without any effect, if the group is closed. */
     bool run_directly(Start begin);
     /* Starts an operation inside a range of the profiler. */

@@ -17,8 +17,19 @@ c10::Stream device_get_current_stream(c10::Device device)
 }
 StreamRun::StreamRun(c10::Stream on, c10::Stream from, bool is_measured)
     : stream(on), caller(from), measures(is_measured), began(on.device_type(), c10::EventFlag::BACKEND_DEFAULT),
-      ended(on.device_type(), measures ? c10::EventFlag::BACKEND_DEFAULT : c10::EventFlag::PYTORCH_DEFAULT)
+      ended(on.device_type(), measures ? c10::EventFlag::BACKEND_DEFAULT : c10::EventFlag::PYTORCH_DEFAULT),
+      process_(process_count_forks())
 {}
+/* In a forked child the event leaks, because the child cannot use the parent's devices. */
+static void event_leak_in_child(c10::Event &event, unsigned process)
+{
+    if (process != process_count_forks()) static_cast<void>(new c10::Event(std::move(event)));
+}
+StreamRun::~StreamRun()
+{
+    event_leak_in_child(began, process_);
+    event_leak_in_child(ended, process_);
+}
 void StreamRun::block_current() const
 {
     c10::Stream current = device_get_current_stream(stream.device());
@@ -41,15 +52,22 @@ static void streams_warn_of_host(const std::string &why)
     if (chosen && !std::strcmp(chosen, "0")) return;
     TORCH_WARN_ONCE("tutti: CUDA tensors go through the host: ", why);
 }
+Streams::Streams() : process_(process_count_forks()) {}
+Streams::~Streams()
+{
+    if (called_) event_leak_in_child(*called_, process_);
+}
 bool Streams::open(Communicator &communicator, const char *call, c10::Device device)
 {
     if (state_ != State::UNDECIDED) return state_ == State::OPEN;
-    std::lock_guard<std::mutex> lock(opening_);
+    GilRelease released;
+    std::unique_lock<std::mutex> lock(opening_);
     if (state_ != State::UNDECIDED) return state_ == State::OPEN;
     tutti_status status = tutti_comm_open_cuda(communicator.get(), device.index());
     std::string text = tutti_get_last_error();
     if (status != TUTTI_OK && (status == TUTTI_FORKED || !tutti_last_error_is_refusal())) {
-        communicator.run_abort_hooks();
+        lock.unlock();
+        if (communicator.has_failed()) communicator.report_failure();
         error_throw(status, c10::str(call, ": ", text));
     }
     if (status != TUTTI_OK) streams_warn_of_host(text);
@@ -84,8 +102,11 @@ std::shared_ptr<StreamRun> Streams::find_last()
 }
 void Streams::begin(StreamRun &run)
 {
-    std::lock_guard<std::mutex> lock(mutex_);
-    while (!running_.empty() && running_.front().run->ended.query()) running_.pop_front();
+    while (!running_.empty() && running_.front().run->ended.query()) {
+        std::shared_ptr<StreamRun> over = running_.front().run;
+        std::lock_guard<std::mutex> lock(mutex_);
+        running_.pop_front();
+    }
     if (last_ && last_->stream != run.stream) last_->ended.block(run.stream);
     if (!run.is_on_callers_stream()) {
         if (!called_) called_.emplace(run.stream.device_type());
@@ -104,16 +125,42 @@ void Streams::end(const std::shared_ptr<StreamRun> &run, Extents extents)
 void Streams::block_current_for(const Footprint &next)
 {
     if (state_ != State::OPEN) return;
-    std::lock_guard<std::mutex> lock(mutex_);
-    for (const Running &earlier : running_)
-        if (next.conflicts_with(earlier.extents)) earlier.run->block_current();
+    std::vector<std::shared_ptr<StreamRun>> earlier;
+    {
+        std::lock_guard<std::mutex> lock(mutex_);
+        for (const Running &one : running_)
+            if (next.conflicts_with(one.extents)) earlier.push_back(one.run);
+    }
+    for (const auto &run : earlier) run->block_current();
 }
-void Streams::wait_on_host()
+/* The core's progress thread calls this. */
+void Streams::report_end(StreamRun &run, const StreamFailure *failure)
+{
+    std::lock_guard<std::mutex> lock(mutex_);
+    run.is_over = true;
+    if (failure && !failure_) failure_ = *failure;
+    over_.notify_all();
+}
+bool Streams::wait_on_host(std::optional<std::chrono::milliseconds> limit)
 {
     auto last = find_last();
-    if (!last) return;
+    if (!last) return true;
     GilRelease released;
+    {
+        std::unique_lock<std::mutex> lock(mutex_);
+        auto is_over = [&] { return last->is_over; };
+        if (!limit) over_.wait(lock, is_over);
+        else if (!over_.wait_for(lock, *limit, is_over)) return false;
+        /* After a failure the stream may not have come to the operation yet. */
+        if (failure_) return true;
+    }
     last->ended.synchronize();
+    return true;
+}
+std::optional<StreamFailure> Streams::find_failure()
+{
+    std::lock_guard<std::mutex> lock(mutex_);
+    return failure_;
 }
 
 } // namespace tutti

@@ -32,6 +32,19 @@ Work::Work(c10::intrusive_ptr<Communicator> communicator, int rank, c10d::OpType
     : c10d::Work(rank, type, title, title ? std::make_optional(inputs) : std::nullopt),
       communicator_(std::move(communicator)), sequence_(sequence), key_(key_take_next())
 {}
+/* The core ends a failed operation before its stream comes to it. The memory of its tensors stays until then. */
+Work::~Work()
+{
+    if (!has_streams_ || !failed_ || communicator_->is_inherited()) return;
+    for_each_operation([](const Operation &operation) {
+        if (!operation.footprint.run() || operation.outcome == TUTTI_OK || operation.request.refused) return;
+        try {
+            operation.footprint.record_stream();
+        } catch (const std::exception &error) {
+            TORCH_WARN("tutti: the memory of a failed operation may be used again too early: ", error_text(error));
+        }
+    });
+}
 template <typename Use> void Work::for_each_operation(Use use) const
 {
     if (first_.work) use(first_);
@@ -101,8 +114,16 @@ void Work::finish(Operation &operation, tutti_status status)
     if (status != TUTTI_OK) failed_.compare_exchange_strong(none, &operation);
     if (--open_ == 0) settle();
     operation.notify_waiters();
+    if (operation.run) report_end_of_run(operation);
     /* This comes last: a waiter may drop its reference as soon as the Work is settled. */
     if (--touched_ == 0) retire();
+}
+void Work::report_end_of_run(const Operation &operation)
+{
+    std::optional<StreamFailure> failure;
+    if (operation.outcome != TUTTI_OK && !operation.request.refused)
+        failure.emplace(StreamFailure{ operation.outcome, operation.text, operation.record });
+    communicator_->streams.report_end(*operation.run, failure ? &*failure : nullptr);
 }
 void Work::on_done(tutti_request *request, void *context)
 {
@@ -163,8 +184,9 @@ bool Work::has_failed_group() const
  * the list of finished Works. */
 void Work::retire()
 {
-    /* Abort hooks may take the GIL, so they run on a thread that completes futures, unless a waiter runs them first. */
-    bool for_futures = has_failed_group() && communicator_->has_abort_hooks();
+    /* Abort hooks may take the GIL, so they run on a thread that completes futures, unless a waiter runs them first.
+     * That thread also warns of a failure on a stream that no call has raised. */
+    bool for_futures = has_failed_group() && (communicator_->has_abort_hooks() || has_streams_);
     {
         std::lock_guard<std::mutex> lock(mutex_);
         for_futures |= has_future();
@@ -259,25 +281,35 @@ Tensors Work::result()
 }
 float Work::getDuration() const
 {
-    TORCH_CHECK(begun_.time_since_epoch().count(),
+    TORCH_CHECK(begun_.time_since_epoch().count() && (!is_on_streams() || first_.run->measures),
         "the duration of this operation was not measured: call enable_collectives_timing() on its group before it");
     TORCH_CHECK(settled_, "the duration of an operation is known when it is finished: wait for it first");
     if (!is_on_streams()) return measured_ms();
-    const StreamRun &last = more_.empty() ? *first_.run : *more_.back()->run;
-    last.ended.synchronize();
-    return static_cast<float>(first_.run->began.elapsedTime(last.ended));
+    const StreamRun *first = nullptr, *last = nullptr;
+    for_each_operation([&](const Operation &operation) {
+        /* An operation that was refused in a batch has no end. */
+        if (!operation.run->ended.was_marked_for_recording()) return;
+        if (!first) first = operation.run.get();
+        last = operation.run.get();
+    });
+    TORCH_CHECK(last, "the duration is unknown, because no operation has run");
+    last->ended.synchronize();
+    return static_cast<float>(first->began.elapsedTime(last->ended));
 }
 void Work::wait_for(Operation &operation, std::chrono::milliseconds timeout)
 {
     if (!operation.over.load(std::memory_order_acquire)) {
         communicator_->check_process();
         if (operation.run && timeout == kNoTimeout && !communicator_->has_failed()) return;
+        std::optional<Communicator::Waiter> waiter;
+        if (operation.run) waiter.emplace(*communicator_);
         tutti_wait(&operation.request, timeout.count());
         /* The core's request is over, but finish() may still run on the progress thread. */
         operation.over.wait(false, std::memory_order_acquire);
+        if (operation.outcome != TUTTI_OK) communicator_->report_failure();
     }
     if (operation.outcome == TUTTI_OK) return;
-    communicator_->run_abort_hooks();
+    communicator_->report_failure();
     recorder::record_report_broken_group(operation.record);
     error_throw(operation.outcome, operation.text);
 }
@@ -425,7 +457,10 @@ void Work::complete_futures()
     }
     std::exception_ptr problem = exception();
     if (has_failed_group()) communicator_->run_abort_hooks();
-    if (const Operation *failed = failed_) recorder::record_report_broken_group(failed->record);
+    if (const Operation *failed = failed_) {
+        if (has_streams_ && has_failed_group() && !future && !outcome) communicator_->warn_of_failure(failed->text);
+        recorder::record_report_broken_group(failed->record);
+    }
     try {
         if (staged_) deliver();
         block_current_streams();

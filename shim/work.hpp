@@ -45,6 +45,7 @@ class Work final : public c10d::Work {
      * the number of the group's last collective, or of this one. */
     Work(c10::intrusive_ptr<Communicator> communicator, int rank, c10d::OpType type, const char *title,
         const Tensors &inputs, uint64_t sequence);
+    ~Work() override;
 
     /* Adds an operation on the memory of the footprint. The operation's address stays the same. */
     Operation &add(Footprint footprint);
@@ -127,6 +128,8 @@ class Work final : public c10d::Work {
     void settle();
     /* Calls the completion hooks if all operations have succeeded. */
     void report_completion() const;
+    /* Reports the end of an operation on a stream to the Streams of the communicator. */
+    void report_end_of_run(const Operation &operation);
     /* True if an operation has failed and broken its group. */
     bool has_failed_group() const;
     float measured_ms() const { return std::chrono::duration<float, std::milli>(ended_ - begun_).count(); }

@@ -1,6 +1,7 @@
 """Checks of operations on CUDA streams. The host of a rank runs ahead of its streams, so many checks let rank 0 enqueue
 its operation and look at its streams before rank 1 makes its call."""
 import ctypes
+import os
 import threading
 import time
 from datetime import timedelta
@@ -85,7 +86,8 @@ def check_host_goes_on(world):
 def check_streams_of_operations(world):
     """Checks that a blocking call runs on the current stream, and an asynchronous one on that of the group."""
     x, own = opened(world), torch_tutti.stream()
-    assert own.device == world.kept["device"] and own == torch_tutti.stream(dist.group.WORLD, own.device)
+    assert own.device == world.kept["device"]
+    assert own == torch_tutti.stream(dist.group.WORLD, own.device)
     side, other = torch.cuda.Stream(), torch.cuda.Stream()
 
     def asynchronous():
@@ -433,6 +435,46 @@ def check_threads(world):
     assert not problems and not any(thread.is_alive() for thread in threads), problems
 
 
+def check_threads_of_one_group(world):
+    """Checks two threads that start operations of one group, of this rank alone, on the same memory."""
+    device, problems = world.kept["device"], []
+    group = [dist.new_group([rank]) for rank in range(world.size)][world.rank]
+    x = late(numbers(world.rank, 200), device)
+    dist.all_reduce(x, group=group)
+    torch.cuda.synchronize()
+
+    def run():
+        try:
+            with torch.cuda.stream(torch.cuda.Stream()):
+                for step in range(20):
+                    dist.all_reduce(x, group=group, async_op=step % 2 == 0)
+        except BaseException as problem:
+            problems.append(problem)
+
+    threads = [threading.Thread(target=run) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(LIMIT.total_seconds())
+    assert not problems and not any(thread.is_alive() for thread in threads), problems
+    torch.cuda.synchronize()
+    same(x, numbers(world.rank, 200), "summed by two threads")
+
+
+def check_forked_child(world):
+    """Checks that a forked child gets an error from a barrier of its parent's group, and can end."""
+    opened(world)
+    child = os.fork()
+    if child == 0:
+        try:
+            dist.barrier()
+        except torch_tutti.ForkedError:
+            os._exit(0)
+        finally:
+            os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
 def check_reconfigure(world):
     """Checks that the group opens for CUDA again after a change of its members."""
     x = opened(world)
@@ -448,6 +490,7 @@ def check_reconfigure(world):
 
 CHECKS = [check_host_goes_on, check_streams_of_operations, check_next_operation_after_packed_results,
           check_memory_returns_after_wait, check_memory_stays_until_the_end, check_several_groups,
-          check_message_after_sum, check_message_beside_sum, check_sum_after_message, check_barrier_waits, check_destroy_waits, check_durations,
-          check_result_of_work, check_coalesced_with_messages, check_functional_collectives, check_profiler,
-          check_estimate, check_groups_of_some_ranks, check_threads]
+          check_message_after_sum, check_message_beside_sum, check_sum_after_message, check_barrier_waits,
+          check_destroy_waits, check_durations, check_result_of_work, check_coalesced_with_messages,
+          check_functional_collectives, check_profiler, check_estimate, check_groups_of_some_ranks, check_threads,
+          check_threads_of_one_group, check_forked_child]

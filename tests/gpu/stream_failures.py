@@ -2,6 +2,7 @@
 import os
 import signal
 import tempfile
+import time
 from datetime import timedelta
 
 import device_checks
@@ -10,7 +11,7 @@ import torch
 import torch.distributed as dist
 import torch_tutti
 from device_checks import late, numbers, same, total
-from stream_checks import LIMIT, opened
+from stream_checks import LIMIT, await_rank_0, opened, signal_rank_1
 
 
 def check_second_device_is_refused(world):
@@ -51,6 +52,69 @@ def check_dead_rank(world):
         work.wait(LIMIT)
     with pytest.raises(dist.DistBackendError, match="rank 1"):
         dist.all_reduce(x)
+
+
+def await_warning(text):
+    """Waits until standard error, which is a file, has the text."""
+    until = time.monotonic() + 60
+    while text not in os.pread(2, 1 << 20, 0).decode():
+        assert time.monotonic() < until, f"no warning {text!r}"
+        time.sleep(0.01)
+
+
+def check_failure_without_a_wait(world):
+    """Checks that a failure which no call raises gives one warning, and that a barrier raises it."""
+    x = opened(world)
+    if world.rank:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def go_on():
+        dist.all_reduce(x)
+        dist.all_reduce(x, async_op=True).wait()
+        torch.cuda.synchronize()
+        await_warning("no call has raised")
+
+    said = standard_error_of(go_on)
+    assert said.count("no call has raised") == 1 and "rank 1" in said, said
+    with pytest.raises(dist.DistBackendError, match="rank 1"):
+        dist.barrier()
+    said = standard_error_of(dist.destroy_process_group)
+    assert "no call has raised" not in said, said
+
+
+def check_raised_failure_gives_no_warning(world):
+    """Checks that a barrier raises the failure of an operation that it waits for, and that no warning follows."""
+    x = opened(world)
+    if world.rank:
+        await_rank_0(world, "barrier begins")
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def fail():
+        dist.all_reduce(x, async_op=True)
+        signal_rank_1(world, "barrier begins")
+        with pytest.raises(dist.DistBackendError, match="rank 1"):
+            dist.barrier()
+        dist.destroy_process_group()
+
+    said = standard_error_of(fail)
+    assert "no call has raised" not in said, said
+
+
+def check_destroy_has_a_limit(world):
+    """Checks that a group is destroyed, with a warning, although another rank does not make a call."""
+    group = dist.new_group()
+    x = torch.zeros(5, device=world.kept["device"])
+    dist.all_reduce(x, group=group)
+    if world.rank:
+        await_rank_0(world, "destroyed")
+        return
+    dist.all_reduce(x, group=group, async_op=True)
+    try:
+        said = standard_error_of(lambda: dist.destroy_process_group(group))
+    finally:
+        signal_rank_1(world, "destroyed")
+    assert "not over after 10 s" in said, said
+    torch.cuda.synchronize()
 
 
 def check_timeout(world):
@@ -105,4 +169,5 @@ def check_one_rank_without(world):
         assert "because rank 1 failed" in said and "TUTTI_CUDA is 0" in said, said
 
 
-FAILURES = [check_mismatch, check_timeout]
+FAILURES = [check_mismatch, check_timeout, check_destroy_has_a_limit]
+DEATHS = [check_dead_rank, check_failure_without_a_wait, check_raised_failure_gives_no_warning]

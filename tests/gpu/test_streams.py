@@ -60,9 +60,10 @@ def test_failures(unchecked, check):
     unchecked(2).run(check, limit_s=120)
 
 
-def test_streams_go_on_after_a_death(started):
+@pytest.mark.parametrize("check", stream_failures.DEATHS, ids=lambda check: check.__name__[6:])
+def test_streams_go_on_after_a_death(started, check):
     ranks = started(2, FAKE_CUDA_ORDER="0")
-    survivor, dead = ranks.outcomes(stream_failures.check_dead_rank, limit_s=120)
+    survivor, dead = ranks.outcomes(check, limit_s=120)
     assert not survivor.failed, survivor.trace
     assert dead.died == -9
 
