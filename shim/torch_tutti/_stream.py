@@ -8,7 +8,7 @@ from torch_tutti._extension import backend_of
 
 
 def stream(group: dist.ProcessGroup | None = None, device: torch.device | str | int | None = None) -> (
-        torch.Stream | None):
+        torch.cuda.Stream | None):
     """Returns the CUDA stream on which the group runs asynchronous operations with tensors of the device.
 
     group: None is the default group. device: a CUDA device; None is the current one. A group has one stream, on the
@@ -24,4 +24,6 @@ def stream(group: dist.ProcessGroup | None = None, device: torch.device | str | 
     backend = backend_of(dist.group.WORLD if group is None else group, place)
     if backend is None:
         raise ValueError("stream: the group has no tutti backend for CUDA tensors")
-    return backend._stream(place)
+    own = backend._stream(place)
+    return own and torch.cuda.Stream(stream_id=own.stream_id, device_index=own.device_index,
+                                     device_type=own.device_type)

@@ -86,7 +86,7 @@ def check_host_goes_on(world):
 def check_streams_of_operations(world):
     """Checks that a blocking call runs on the current stream, and an asynchronous one on that of the group."""
     x, own = opened(world), torch_tutti.stream()
-    assert own.device == world.kept["device"]
+    assert isinstance(own, torch.cuda.Stream) and own.device == world.kept["device"]
     assert own == torch_tutti.stream(dist.group.WORLD, own.device)
     side, other = torch.cuda.Stream(), torch.cuda.Stream()
 
