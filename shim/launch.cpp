@@ -256,10 +256,18 @@ static bool list_is_even(const Tensors &list)
         if (!tensor.defined() || tensor.numel() != list[0].numel()) return false;
     return true;
 }
+/* Returns true if the core runs such a call on streams; tutti_comm_open_cuda has the limits. */
+static bool call_can_use_streams(c10d::OpType type, size_t ranks)
+{
+    constexpr size_t most_summing_ranks = 16;
+    bool reduces = type == c10d::OpType::ALLREDUCE || type == c10d::OpType::REDUCE
+        || type == c10d::OpType::REDUCE_SCATTER || type == c10d::OpType::_REDUCE_SCATTER_BASE;
+    return !reduces || ranks <= most_summing_ranks;
+}
 Footprint ProcessGroupTutti::make_footprint_of_cuda(const Call &call, c10::Device device, const Tensors *list)
 {
-    bool is_even = !list || list_is_even(*list);
-    if (!is_even || is_estimating() || communicator_->is_closed()) return Footprint(call.name());
+    bool fits = call_can_use_streams(call.type, size()) && (!list || list_is_even(*list));
+    if (!fits || is_estimating() || communicator_->is_closed()) return Footprint(call.name());
     communicator_->check_process();
     device_check_not_capturing(call.name(), device);
     Streams &streams = communicator_->streams;
