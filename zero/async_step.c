@@ -2,7 +2,7 @@
 #include "zero/async_step.h"
 #include "backend/base/clock.h"
 #include "backend/base/memory.h"
-#include <signal.h>
+#include "backend/base/thread.h"
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -32,15 +32,10 @@ static void *async_step_thread_main(void *async)
     pthread_mutex_unlock(&t->lock);
     return NULL;
 }
-/* Starts the thread, with all signals blocked. Returns 0 or the error number of pthread_create. */
+/* Starts the thread. Returns 0 or the error number of pthread_create. */
 static int async_step_start_thread(struct async_step *async)
 {
-    sigset_t all, before;
-    sigfillset(&all);
-    /* The program's own threads handle all signals. */
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    int refused = pthread_create(&async->thread, NULL, async_step_thread_main, async);
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    int refused = thread_start_blocking_signals(&async->thread, async_step_thread_main, async);
     if (!refused) pthread_setname_np(async->thread, "tutti-zero");
     return refused;
 }

@@ -7,6 +7,7 @@
 #include "backend/base/random.h"
 #include "backend/base/settings.h"
 #include "backend/base/status.h"
+#include "backend/base/thread.h"
 #include "backend/control/channel.h"
 #include "backend/control/watch.h"
 #include "backend/host/socket.h"
@@ -18,7 +19,6 @@
 #include "backend/processes/registry.h"
 #include <assert.h>
 #include <errno.h>
-#include <signal.h>
 #include <string.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
@@ -105,13 +105,8 @@ static tutti_status identity_init(struct identity *out)
 /* Starts the watch thread. */
 static tutti_status registry_start_thread(void)
 {
-    sigset_t all, before;
-    sigfillset(&all);
     registry.stop = false;
-    /* The program's own threads handle its signals. */
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    int error = pthread_create(&registry.thread, NULL, watch_run_thread, NULL);
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    int error = thread_start_blocking_signals(&registry.thread, watch_run_thread, NULL);
     if (error)
         return status_fail(TUTTI_SYSTEM, "cannot start the watch thread: %s (limit on threads? see ulimit -u)",
             strerror(error));

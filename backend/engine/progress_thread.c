@@ -1,9 +1,9 @@
 /* One thread drives all communicators of the process that are in its list. */
 #include "backend/engine/progress_thread.h"
 #include "backend/base/clock.h"
+#include "backend/base/thread.h"
 #include "backend/engine/comm.h"
 #include <pthread.h>
-#include <signal.h>
 
 /* How long an idle communicator stays in the list, and how many may stay. */
 enum { IDLE_MS = 1000, MOST_IDLE = 8 };
@@ -115,14 +115,9 @@ static void *progress_thread_main(void *unused)
 }
 static tutti_status progress_thread_start(void)
 {
-    sigset_t all, before;
-    sigfillset(&all);
     atomic_store(&progress_thread.stop, false);
     progress_thread.backoff = backoff_for_thread(false);
-    /* The thread blocks all signals, which belong to the program. */
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    int refused = pthread_create(&progress_thread.thread, NULL, progress_thread_main, NULL);
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    int refused = thread_start_blocking_signals(&progress_thread.thread, progress_thread_main, NULL);
     if (refused)
         return status_fail(TUTTI_SYSTEM,
             "cannot start the progress thread: pthread_create returned error %d (limit on threads? see ulimit -u)",

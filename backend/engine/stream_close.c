@@ -1,7 +1,6 @@
 /* Each task has a thread of its own, which ends with it. */
 #include "backend/engine/stream_close.h"
-#include <pthread.h>
-#include <signal.h>
+#include "backend/base/thread.h"
 
 static void *stream_comm_disconnect_main(void *argument)
 {
@@ -19,16 +18,11 @@ static void *stream_comm_close_main(void *argument)
     stream_comm_release(streams);
     return NULL;
 }
-/* Runs a task on a thread that blocks all signals, or on this one if no thread can be started. */
+/* Runs a task on a thread of its own, or on this one if no thread can be started. */
 static void stream_task_start(void *(*task)(void *), struct stream_comm *streams)
 {
-    sigset_t all, before;
     pthread_t thread;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    int refused = pthread_create(&thread, NULL, task, streams);
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
-    if (refused) task(streams);
+    if (thread_start_blocking_signals(&thread, task, streams)) task(streams);
     else pthread_detach(thread);
 }
 void stream_comm_start_disconnect(struct stream_comm *streams)

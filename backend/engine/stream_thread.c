@@ -1,10 +1,10 @@
 /* The thread alone removes entries from its list, and ends when the list is empty. Others add entries with the lock. */
 #include "backend/engine/stream_thread.h"
+#include "backend/base/thread.h"
 #include "backend/engine/comm.h"
 #include "backend/engine/stream_close.h"
 #include "backend/engine/stream_progress.h"
 #include "backend/host/wait.h"
-#include <signal.h>
 #include <time.h>
 
 /* The thread polls open operations after 50 us, and after pauses that grow to 1 ms. Idle streams are polled every
@@ -73,15 +73,10 @@ static void *stream_thread_main(void *unused)
     }
     return unused;
 }
-/* Starts the thread, which blocks all signals, because they belong to the program. */
 static tutti_status stream_thread_start(void)
 {
-    sigset_t all, before;
     pthread_t thread;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    int refused = pthread_create(&thread, NULL, stream_thread_main, NULL);
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    int refused = thread_start_blocking_signals(&thread, stream_thread_main, NULL);
     if (refused)
         return status_fail(TUTTI_SYSTEM,
             "cannot start the stream thread: pthread_create returned error %d (limit on threads? see ulimit -u)",

@@ -8,12 +8,12 @@
 #include "backend/base/memory.h"
 #include "backend/base/pause.h"
 #include "backend/base/sorted.h"
+#include "backend/base/thread.h"
 #include "backend/model/machine.h"
 #include <linux/futex.h>
 #include <math.h>
 #include <pthread.h>
 #include <sched.h>
-#include <signal.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
@@ -452,13 +452,8 @@ static bool probe_run_threads(struct probe *probe)
 {
     struct side sides[2] = { { probe, 0, 0, false }, { probe, 1, 0, false } };
     pthread_t threads[2];
-    sigset_t all, before;
-    sigfillset(&all);
-    /* Signals must go to the program's threads. */
-    pthread_sigmask(SIG_SETMASK, &all, &before);
     int started = 0;
-    while (started < 2 && pthread_create(&threads[started], NULL, side_main, &sides[started]) == 0) started++;
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    while (started < 2 && thread_start_blocking_signals(&threads[started], side_main, &sides[started]) == 0) started++;
     if (started < 2) atomic_store(&probe->is_late, true);
     for (int i = 0; i < started; i++) pthread_join(threads[i], NULL);
     return started == 2 && probe->complete;

@@ -2,12 +2,12 @@
    milliseconds that they still do. When a rank sleeps, or no rank has polled since the last check, the thread waits for
    the fabric's file descriptor. It then passes arrivals to the transports and rings the bells of transports that sleep.
    So sends leave and peers get answers while a rank only computes. */
+#include "backend/base/thread.h"
 #include "backend/base/descriptor.h"
 #include "backend/transports/fabric/fabric_transport.h"
 #include <errno.h>
 #include <poll.h>
 #include <sched.h>
-#include <signal.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/eventfd.h>
@@ -78,16 +78,11 @@ static void *fabric_thread_main(void *argument)
 }
 tutti_status fabric_thread_start(struct fabric *fabric)
 {
-    sigset_t all, before;
     fabric->thread.must_stop = false;
     fabric->thread.waker = descriptor_move_above_stderr(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
     if (fabric->thread.waker < 0)
         return status_fail(TUTTI_SYSTEM, "cannot create a file descriptor to wake a thread: %s", strerror(errno));
-    sigfillset(&all);
-    /* The new thread blocks all signals, because they belong to the program. */
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    int error = pthread_create(&fabric->thread.thread, NULL, fabric_thread_main, fabric);
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    int error = thread_start_blocking_signals(&fabric->thread.thread, fabric_thread_main, fabric);
     fabric->thread.is_running = !error;
     if (error)
         return status_fail(TUTTI_SYSTEM, "cannot start the thread of %s: %s", fabric->operations->name,

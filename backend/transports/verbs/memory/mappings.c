@@ -5,13 +5,13 @@
 #include "backend/transports/verbs/memory/mappings.h"
 #include "backend/base/clock.h"
 #include "backend/base/descriptor.h"
+#include "backend/base/thread.h"
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/userfaultfd.h>
 #include <poll.h>
 #include <pthread.h>
 #include <sched.h>
-#include <signal.h>
 #include <string.h>
 #include <sys/eventfd.h>
 #include <sys/ioctl.h>
@@ -148,12 +148,7 @@ static void *mappings_thread_main(void *unused)
 /* Starts the thread. false: it cannot be created. */
 static bool mappings_thread_start(void)
 {
-    sigset_t all, before;
-    sigfillset(&all);
-    /* The program's own threads handle its signals. */
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    mappings.is_running = pthread_create(&mappings.thread, NULL, mappings_thread_main, NULL) == 0;
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    mappings.is_running = thread_start_blocking_signals(&mappings.thread, mappings_thread_main, NULL) == 0;
     if (mappings.is_running) pthread_setname_np(mappings.thread, "tutti-mappings");
     return mappings.is_running;
 }
