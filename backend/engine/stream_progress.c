@@ -87,7 +87,7 @@ static void stream_comm_check_departed(struct stream_comm *streams)
     for (int i = 0; i < streams->ranks; i++) {
         if (!stream_comm_misses_rank(streams, i)) continue;
         /* Operations that ended before the rank did must not fail. */
-        stream_site_poll_quietly(streams->site, &cause, &finder);
+        stream_site_poll_group(streams->site, &cause, &finder);
         stream_comm_complete_done(streams);
         if (!stream_comm_describe_first(streams, where + 4, sizeof where - 4)) return;
         error_text_of_leaving(group, group_rank_at_index(group, i), group->rank, where, text, sizeof text);
@@ -116,7 +116,7 @@ static void stream_comm_record_site_failure(struct stream_comm *streams, tutti_s
 static void stream_comm_check_site(struct stream_comm *streams)
 {
     int cause, finder;
-    tutti_status status = stream_site_poll_quietly(streams->site, &cause, &finder);
+    tutti_status status = stream_site_poll_group(streams->site, &cause, &finder);
     if (status == TUTTI_OK || stream_comm_has_failed(streams) || comm_has_failed(streams->comm)) return;
     int64_t now_ms = clock_ms();
     if (!streams->site_failed_ms) streams->site_failed_ms = now_ms;
@@ -232,7 +232,7 @@ static bool stream_comm_is_closable(struct stream_comm *streams)
         return true;
     }
     /* Peers may need this rank to release their streams. */
-    stream_site_poll_quietly(streams->site, &cause, &finder);
+    stream_site_poll_group(streams->site, &cause, &finder);
     return stream_comm_try_disconnect(streams) && stream_comm_is_unused(streams);
 }
 

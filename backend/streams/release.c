@@ -141,7 +141,7 @@ static uint64_t site_poll_failure(struct stream_site *site)
     }
     return failure;
 }
-tutti_status stream_site_poll_quietly(struct stream_site *site, int *rank, int *finder)
+tutti_status stream_site_poll_group(struct stream_site *site, int *rank, int *finder)
 {
     uint64_t failure = site_poll_failure(site);
     tutti_status found = site_check_device(site);
@@ -149,20 +149,8 @@ tutti_status stream_site_poll_quietly(struct stream_site *site, int *rank, int *
     *finder = failure ? failure_get_finder(failure) : site->rank;
     return failure ? failure_get_status(failure) : found;
 }
-tutti_status stream_site_poll_group(struct stream_site *site)
-{
-    uint64_t failure = site_poll_failure(site);
-    tutti_status found = site_check_device(site);
-    return failure ? failure_report_as_error(failure) : found;
-}
 tutti_status stream_site_check_group(struct stream_site *site)
 {
     uint64_t failure = site_poll_failure(site);
     return failure ? failure_report_as_error(failure) : TUTTI_OK;
-}
-tutti_status stream_site_test_operation(struct stream_site *site, uint64_t number)
-{
-    if (number <= site->completed) return TUTTI_OK;
-    TRY(stream_site_poll_group(site));
-    return number <= site->completed ? TUTTI_OK : TUTTI_IN_PROGRESS;
 }

@@ -4,21 +4,17 @@
 #pragma once
 #include "backend/streams/site.h"
 
-/* Does what stream_site_poll_group does, without an error text. *rank gets the rank that failed the group, and *finder
-   the one that found that. *rank is -1 if this call has found that the device has failed; then this thread's last error
-   has the text. */
-tutti_status stream_site_poll_quietly(struct stream_site *site, int *rank, int *finder);
-/* Does what stream_site_poll_group does, without a call of the driver. */
-tutti_status stream_site_check_group(struct stream_site *site);
 /* Compares what ranks have declared, and fails the group if two differ. Returns OK, or the failure of the group. After
    a failure each call releases the streams that wait. Some calls ask the driver whether the device has failed, so they
-   may wait while the driver blocks another thread of the program. */
-tutti_status stream_site_poll_group(struct stream_site *site);
+   may wait while the driver blocks another thread of the program. *rank gets the rank that failed the group, and
+   *finder the one that found that. *rank is -1 if there is no failure, or if this call has found that the device has
+   failed; only then this thread's last error has the text of the failure. */
+tutti_status stream_site_poll_group(struct stream_site *site, int *rank, int *finder);
+/* Does what stream_site_poll_group does, without a call of the driver. The failure is this thread's last error. */
+tutti_status stream_site_check_group(struct stream_site *site);
 /* Fails the group, unless it has failed, without a call of the driver. `rank` is the cause. All streams of all ranks
    that poll end soon after, and the results of operations that were not done are undefined. */
 void stream_site_fail_group(struct stream_site *site, tutti_status status, int rank);
-/* Returns OK if an operation is done, IN_PROGRESS, or the failure of the group. */
-tutti_status stream_site_test_operation(struct stream_site *site, uint64_t number);
 /* Returns the number of the last operation that is done. */
 uint64_t stream_site_read_done_number(const struct stream_site *site);
 /* True if the streams have run all operations, also after a failure, so that slots and tensors are free. */

@@ -115,16 +115,28 @@ void assert_ranks(const struct ranks_setup *setup, rank_body *body)
         fail_msg("%d ranks on %d devices (%s): a rank ended with status %d and said: %s", setup->ranks, setup->devices,
             setup->settings ? setup->settings : "", status, child_said);
 }
+tutti_status site_poll_once(struct stream_site *site)
+{
+    int rank, finder;
+    tutti_status status = stream_site_poll_group(site, &rank, &finder);
+    return rank < 0 ? status : stream_site_check_group(site);
+}
+tutti_status site_test_operation(struct stream_site *site, uint64_t number)
+{
+    if (number <= stream_site_get_completed_number(site)) return TUTTI_OK;
+    TRY(site_poll_once(site));
+    return number <= stream_site_get_completed_number(site) ? TUTTI_OK : TUTTI_IN_PROGRESS;
+}
 tutti_status rank_wait(struct stream_rank *rank, uint64_t number)
 {
     tutti_status status;
-    while ((status = stream_site_test_operation(rank->site, number)) == TUTTI_IN_PROGRESS) usleep(PAUSE_US);
+    while ((status = site_test_operation(rank->site, number)) == TUTTI_IN_PROGRESS) usleep(PAUSE_US);
     return status;
 }
 void rank_drain(struct stream_rank *rank)
 {
     while (!stream_site_is_idle(rank->site)) {
-        stream_site_poll_group(rank->site);
+        site_poll_once(rank->site);
         usleep(PAUSE_US);
     }
     expect_success(cuCtxSynchronize());

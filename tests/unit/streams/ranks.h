@@ -29,6 +29,10 @@ void ranks_meet(const struct stream_rank *rank);
 void rank_await_end(int rank);
 /* Closes the site in the order that its owner must keep. */
 void rank_close(struct stream_rank *rank);
+/* Polls the site once. Returns OK or the failure of the group, as this thread's last error. */
+tutti_status site_poll_once(struct stream_site *site);
+/* Polls the site once. Returns OK if an operation is done, IN_PROGRESS, or the failure of the group. */
+tutti_status site_test_operation(struct stream_site *site, uint64_t number);
 /* Waits until an operation is done or fails. */
 tutti_status rank_wait(struct stream_rank *rank, uint64_t number);
 /* Polls until all streams of the rank have ended, also after a failure. */

@@ -48,12 +48,11 @@ static void ranks_lose_one(struct stream_rank *rank)
         case_prepare(rank, &c, &lost[i]);
         case_enqueue(rank, &lost[i], streams[i % 2]);
     }
-    for (int i = 0; i < 20; i++)
-        expect_true(stream_site_test_operation(rank->site, lost[0].number) == TUTTI_IN_PROGRESS);
+    for (int i = 0; i < 20; i++) expect_true(site_test_operation(rank->site, lost[0].number) == TUTTI_IN_PROGRESS);
     stream_site_fail_group(rank->site, TUTTI_PEER_LOST, 1);
     rank_drain(rank);
-    expect_true(stream_site_test_operation(rank->site, done.number) == TUTTI_OK);
-    for (int i = 0; i < 3; i++) expect_true(stream_site_test_operation(rank->site, lost[i].number) == TUTTI_PEER_LOST);
+    expect_true(site_test_operation(rank->site, done.number) == TUTTI_OK);
+    for (int i = 0; i < 3; i++) expect_true(site_test_operation(rank->site, lost[i].number) == TUTTI_PEER_LOST);
     expect_detail("rank 1 of this host");
     case_check(rank, &done);
     device_is_usable();
@@ -113,7 +112,7 @@ static void ranks_disagree(struct stream_rank *rank)
     case_enqueue_or_fail(rank, &other, stream, TUTTI_MISMATCH);
     for (uint64_t number = 2; number <= 3; number++) expect_true(rank_wait(rank, number) == TUTTI_MISMATCH);
     rank_drain(rank);
-    expect_true(stream_site_test_operation(rank->site, same.number) == TUTTI_OK);
+    expect_true(site_test_operation(rank->site, same.number) == TUTTI_OK);
     case_check(rank, &same);
     case_free(&other);
     device_is_usable();
@@ -138,7 +137,7 @@ static void ranks_differ_in_type(struct stream_rank *rank)
         rank->rank ? TUTTI_INT32 : TUTTI_FLOAT32, TUTTI_SUM, 1, 0, 0 };
     expect_true(stream_site_enqueue_operation(rank->site, &operation, stream_new(), &number) == TUTTI_OK);
     while (!stream_site_is_idle(rank->site)) usleep(PAUSE_US);
-    expect_true(stream_site_test_operation(rank->site, number) == TUTTI_MISMATCH);
+    expect_true(site_test_operation(rank->site, number) == TUTTI_MISMATCH);
     expect_success(cuCtxSynchronize());
     case_free(&run);
     ranks_meet(rank);

@@ -26,7 +26,7 @@ static void rank_fails_on_another_stream(struct stream_rank *rank, bool always)
     fake_cuda_fail("cuStreamBatchMemOp", 1, always, CUDA_ERROR_INVALID_VALUE);
     expect_true(case_try_sum(rank, &second, stream_new()) == TUTTI_SYSTEM);
     for (int i = 0; i < POLLS; i++, usleep(PAUSE_US)) {
-        expect_true(stream_site_poll_group(rank->site) == TUTTI_SYSTEM);
+        expect_true(site_poll_once(rank->site) == TUTTI_SYSTEM);
         expect_true(!stream_site_is_idle(rank->site));
     }
     __atomic_store_n(word, 1, __ATOMIC_SEQ_CST);
@@ -53,7 +53,7 @@ static void ranks_release_others(struct stream_rank *rank)
     if (rank->rank == 0) expect_success(cuCtxSynchronize());
     else stream_site_fail_group(rank->site, TUTTI_PEER_LOST, 1);
     while (rank->rank == 1 && atomic_load(&stream_site_line_of_rank(rank->site, 0)->done) != 1) {
-        expect_true(stream_site_poll_group(rank->site) == TUTTI_PEER_LOST);
+        expect_true(site_poll_once(rank->site) == TUTTI_PEER_LOST);
         usleep(PAUSE_US);
     }
     expect_true(stream_site_is_idle(rank->site));
@@ -68,7 +68,7 @@ static void test_an_idle_rank_ends_the_streams_of_others(void **state)
 static atomic_bool thread_ends;
 static void *thread_poll(void *site)
 {
-    while (!thread_ends) expect_true(stream_site_poll_group(site) == TUTTI_OK);
+    while (!thread_ends) expect_true(site_poll_once(site) == TUTTI_OK);
     return NULL;
 }
 static void ranks_poll_on_threads(struct stream_rank *rank)
@@ -147,7 +147,7 @@ static void ranks_lose_a_device(struct stream_rank *rank)
         expect_true(case_try_sum(rank, &run, stream_new()) == TUTTI_SYSTEM);
     }
     ranks_meet(rank);
-    expect_true(stream_site_poll_group(rank->site) == TUTTI_SYSTEM);
+    expect_true(site_poll_once(rank->site) == TUTTI_SYSTEM);
     expect_detail("rank 0 of this host");
     /* The memory of a lost device cannot be freed. */
     plan_finish(&run.plan);

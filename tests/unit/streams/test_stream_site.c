@@ -50,7 +50,7 @@ static void process_has_two_ranks(int peer)
         plan_finish(&plan);
     }
     for (int i = 0; i < RANKS; i++) {
-        while (stream_site_test_operation(sites[i], number) == TUTTI_IN_PROGRESS) usleep(100);
+        while (site_test_operation(sites[i], number) == TUTTI_IN_PROGRESS) usleep(100);
         device_use(i);
         expect_success(cuCtxSynchronize());
         expect_success(cuMemcpyDtoH_v2(numbers, tensors[i], COUNT * sizeof *numbers));
