@@ -167,6 +167,11 @@ static void error_text_format_cause(const struct group *group, const struct agre
     else if (c->kind == AGREE_LEFT_ALONE) error_text_of_leaving(group, c->other, c->reporter, where, out, bytes);
     else error_text_of_death(group, c->other >= 0 ? c->other : c->reporter, c->reporter, where, out, bytes);
 }
+size_t error_text_append_rank(char *out, size_t bytes, size_t used, int rank)
+{
+    if (used + 16 >= bytes) return used;
+    return used + (size_t)snprintf(out + used, bytes - used, "%s%d", used ? ", " : "", rank);
+}
 void error_text_of_cause(const struct group *group, const struct agree_cause *c, char *out, size_t bytes)
 {
     size_t used = 0;

@@ -19,6 +19,8 @@ void error_text_of_death(const struct group *group, int dead, int seer, const ch
 /* Describes that rank `gone` has destroyed its communicator while rank `waiter` waits for it. `where` is " in" and the
    operation of the waiting rank, or empty. */
 void error_text_of_leaving(const struct group *group, int gone, int waiter, const char *where, char *out, size_t bytes);
+/* Appends a rank to a list such as "1, 3" of `used` bytes, if there is room. Returns the bytes of the new list. */
+size_t error_text_append_rank(char *out, size_t bytes, size_t used, int rank);
 /* Describes the cause that the hosts decided on, for the user of this rank. */
 void error_text_of_cause(const struct group *group, const struct agree_cause *cause, char *out, size_t bytes);
 /* Fails with INVALID_ARGUMENT because rank `peer` has freed its window. `effect` is the consequence for this rank, as

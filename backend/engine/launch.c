@@ -15,8 +15,7 @@
 enum { LEAST_TILE_BYTES = 4096 };
 
 /* ---- choosing ---- */
-/* Returns the bytes of the whole message, from which the algorithm is chosen; 0 for uneven counts. */
-static size_t operation_message_bytes(const tutti_comm *comm, const struct operation *op)
+size_t operation_message_bytes(const tutti_comm *comm, const struct operation *op)
 {
     /* Ranks may see different counts, and must make the same choice. */
     if (op->uneven) return 0;

@@ -100,6 +100,8 @@ tutti_status launcher_init(struct launcher *launcher, int ranks);
 void launcher_set_machine(struct launcher *launcher, const struct layout *layout, int cores,
     const struct machine *machine, struct tuning *tuning);
 void launcher_finish(struct launcher *launcher);
+/* Returns the bytes of the whole message, from which the algorithm is chosen; 0 for uneven counts. */
+size_t operation_message_bytes(const tutti_comm *comm, const struct operation *op);
 /* Finds the choice that an operation with even counts on private tensors would run, and its cost. can_read: all ranks
    can read each other's tensors. NO_MEMORY, or the errors of chooser_make_choice. */
 tutti_status launch_predict_cost(tutti_comm *comm, const struct question *question, bool can_read, struct choice *out);

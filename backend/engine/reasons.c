@@ -28,9 +28,9 @@ static void failure_list_absent_ranks(const tutti_comm *comm, char *out, size_t 
     size_t used = 0;
     out[0] = 0;
     if (absent && comm->agreement) agreement_list_absent(comm->agreement, comm->run_queue.sequence, absent);
-    for (int r = 0; absent && r < group->size && used + 16 < bytes; r++)
+    for (int r = 0; absent && r < group->size; r++)
         if (absent[r] || (group_rank_is_here(group, r) && !executor_rank_has_arrived(&comm->executor, r)))
-            used += (size_t)snprintf(out + used, bytes - used, "%s%d", used ? ", " : "", r);
+            used = error_text_append_rank(out, bytes, used, r);
     free(absent);
 }
 /* Describes a call on streams that a rank has made instead of the running operation of the host, or writes an empty

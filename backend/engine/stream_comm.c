@@ -57,11 +57,6 @@ void stream_comm_close(struct stream_comm *streams)
     if (streams->holds_peers) peers_release();
     plan_cache_destroy(streams->plans);
     free(streams->peers);
-    streams->site = NULL;
-    streams->words = NULL;
-    streams->peers = NULL;
-    streams->holds_peers = false;
-    streams->plans = NULL;
 }
 void stream_comm_release(struct stream_comm *streams)
 {
@@ -162,8 +157,7 @@ void stream_comm_list_absent_ranks(const struct stream_comm *streams, uint64_t n
 {
     size_t used = 0;
     out[0] = 0;
-    for (int i = 0; i < streams->ranks && used + 16 < bytes; i++)
+    for (int i = 0; i < streams->ranks; i++)
         if (!stream_site_rank_has_enqueued(streams->site, i, number))
-            used += (size_t)snprintf(out + used, bytes - used, "%s%d", used ? ", " : "",
-                group_rank_at_index(&streams->comm->group, i));
+            used = error_text_append_rank(out, bytes, used, group_rank_at_index(&streams->comm->group, i));
 }

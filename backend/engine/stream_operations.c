@@ -21,13 +21,6 @@ enum { STREAM_TILE_BYTES = 4 << 20, STREAM_LEAST_TILE = 4096, STREAM_TILE_SLOTS 
 enum { ROOM_PAUSE_NS = 100000 };
 
 /* ---- choosing ---- */
-/* Returns the bytes of the whole message. */
-static size_t operation_count_bytes(const struct operation *op, int ranks)
-{
-    int inputs = collective_count_chunks((enum collective)op->collective, INPUT, ranks);
-    int outputs = collective_count_chunks((enum collective)op->collective, OUTPUT, ranks);
-    return op->part_bytes * (size_t)(inputs > outputs ? inputs : outputs);
-}
 /* Returns the algorithm that this communicator uses on streams for all messages of a size. */
 static const struct algorithm *stream_algorithm_for_size(enum collective collective, size_t bytes, int ranks)
 {
@@ -41,7 +34,7 @@ static const struct algorithm *operation_choose_algorithm(const struct operation
     const struct algorithm *chosen = atomic_load_explicit(&op->comm->chosen[op->collective], memory_order_relaxed);
     const struct algorithm *wanted = op->algorithm ? op->algorithm : chosen;
     if (wanted && wanted->host_memory) return wanted;
-    return stream_algorithm_for_size((enum collective)op->collective, operation_count_bytes(op, ranks), ranks);
+    return stream_algorithm_for_size((enum collective)op->collective, operation_message_bytes(op->comm, op), ranks);
 }
 /* Finds the plan of an operation. The tensors of all ranks count as private and in place. */
 static tutti_status operation_find_plan(struct stream_comm *streams, const struct operation *op,
