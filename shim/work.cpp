@@ -298,15 +298,14 @@ float Work::getDuration() const
 }
 void Work::wait_for(Operation &operation, std::chrono::milliseconds timeout)
 {
+    std::optional<Communicator::Waiter> waiter;
     if (!operation.over.load(std::memory_order_acquire)) {
         communicator_->check_process();
         if (operation.run && timeout == kNoTimeout && !communicator_->has_failed()) return;
-        std::optional<Communicator::Waiter> waiter;
         if (operation.run) waiter.emplace(*communicator_);
         tutti_wait(&operation.request, timeout.count());
         /* The core's request is over, but finish() may still run on the progress thread. */
         operation.over.wait(false, std::memory_order_acquire);
-        if (operation.outcome != TUTTI_OK) communicator_->report_failure();
     }
     if (operation.outcome == TUTTI_OK) return;
     communicator_->report_failure();

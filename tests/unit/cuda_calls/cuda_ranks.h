@@ -7,7 +7,7 @@
 #include <stdatomic.h>
 
 enum { CUDA_STREAMS = 2 };
-/* What a rank has besides its communicator. */
+/* A rank, and its own streams. */
 struct cuda_rank {
     struct rank *me;
     CUstream streams[CUDA_STREAMS];
