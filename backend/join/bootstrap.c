@@ -270,17 +270,20 @@ void bootstrap_shorten_result(const tutti_config *config, const struct member *m
 tutti_status bootstrap_withdraw_result(const tutti_config *config, const struct member *mine, tutti_status status)
 {
     char key[STORE_KEY_BYTES], detail[STATUS_DETAIL_BYTES];
-    struct join_result lost;
+    struct join_result result;
     const struct store_pieces pieces = { mine->size, STORE_PIECE_BYTES };
+    /* Every rank finds these two errors in the table by itself, so a rank that reads this result instead gets the
+       same one. */
+    bool has_every_rank = status == TUTTI_INVALID_ARGUMENT || status == TUTTI_MISMATCH;
     snprintf(detail, sizeof detail, "%s", status_detail());
-    join_result_set_formed(&lost, mine->size);
-    lost.status = TUTTI_PEER_LOST;
-    snprintf(lost.detail, sizeof lost.detail,
-        "rank 0 of %s could not join after the ranks had found each other: %.400s", mine->group, detail);
+    join_result_decide(&result, has_every_rank ? status : TUTTI_PEER_LOST, mine->size);
+    if (!has_every_rank)
+        snprintf(result.detail, sizeof result.detail,
+            "rank 0 of %s could not join after the ranks had found each other: %.400s", mine->group, detail);
     store_key_of_attempt(mine, "table", key);
     /* A rank that finds the group formed but no table would report a second process of its rank, or a loss of the
        store, so the table is removed last, and not without the error. */
-    if (config->store.put(config->store.context, key, &lost, sizeof lost) == TUTTI_OK)
+    if (config->store.put(config->store.context, key, &result, sizeof result) == TUTTI_OK)
         store_remove_table(config, mine, &pieces);
     return status_repeat(status, detail);
 }

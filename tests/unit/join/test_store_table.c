@@ -133,16 +133,18 @@ static void test_lost_table_is_an_error_of_the_store(void **state)
 }
 
 /* The group has formed, and rank 1 reads its table. The store cannot remove keys. */
-static bool is_second_process, is_withdrawn;
+static bool is_second_process;
+/* The error with which rank 0 withdraws the table before rank 1 reads it; TUTTI_OK: rank 0 does not. */
+static tutti_status withdrawn;
 static tutti_status get_all_but_table(void *context, const char *key, void *value, size_t capacity, size_t *bytes,
     int64_t timeout_ms)
 {
     const struct way way = { .size = 2, .odd_rank = -1 };
     const struct member first = statement_of(&way, 0).member;
     const tutti_config config = { .store = { context, store_put, store_get } };
-    if (strstr(key, "/members") && is_withdrawn) {
-        status_fail(TUTTI_MISMATCH, "the reason of rank 0");
-        assert_int_equal(bootstrap_withdraw_result(&config, &first, TUTTI_MISMATCH), TUTTI_MISMATCH);
+    if (strstr(key, "/members") && withdrawn) {
+        status_fail(withdrawn, "the reason of rank 0");
+        assert_int_equal(bootstrap_withdraw_result(&config, &first, withdrawn), withdrawn);
         assert_string_equal(status_detail(), "the reason of rank 0");
         return store_get(context, key, value, capacity, bytes, timeout_ms);
     }
@@ -193,20 +195,27 @@ static void test_rank_that_cannot_get_the_table_aborts_the_join_of_all(void **st
     outcomes_destroy(outcomes);
     (void)state;
 }
-static void test_rank_that_comes_after_the_table_was_withdrawn_gets_the_reason(void **state)
+static void expect_after_withdrawal(tutti_status status, tutti_status expected, const char *text)
 {
     struct outcome *outcomes = outcomes_create();
     struct identity mine;
     assert_int_equal(peers_acquire(&mine), TUTTI_OK);
-    is_withdrawn = true;
+    withdrawn = status;
     join_without_table(&outcomes[1]);
-    is_withdrawn = false;
-    assert_int_equal(outcomes[1].status, TUTTI_PEER_LOST);
-    assert_non_null(strstr(outcomes[1].detail,
-        "rank 0 of test group could not join after the ranks had found each other: the reason of rank 0"));
+    withdrawn = TUTTI_OK;
+    assert_int_equal(outcomes[1].status, expected);
+    assert_string_equal(outcomes[1].detail, text);
     peers_release();
     outcomes_destroy(outcomes);
+}
+static void test_rank_that_comes_after_the_table_was_withdrawn_gets_the_reason(void **state)
+{
     (void)state;
+    expect_after_withdrawal(TUTTI_SYSTEM, TUTTI_PEER_LOST,
+        "rank 0 of test group could not join after the ranks had found each other: the reason of rank 0");
+    /* A rank that has read the table finds these two errors in it. */
+    expect_after_withdrawal(TUTTI_MISMATCH, TUTTI_MISMATCH, "the reason of rank 0");
+    expect_after_withdrawal(TUTTI_INVALID_ARGUMENT, TUTTI_INVALID_ARGUMENT, "the reason of rank 0");
 }
 
 /* A store that makes up the records of all ranks but 0, and keeps what rank 0 stores. */
