@@ -9,9 +9,11 @@ after a finished one and a run with --again. A part that has begun and not finis
 `core` and `peers` write every finished row or run into them, and continue from there.
 """
 import argparse
+import contextlib
 import hashlib
 import json
 import os
+import select
 import signal
 import socket
 import subprocess
@@ -122,34 +124,54 @@ def run_limited(command, limit_s):
     """Runs a command, and stops it with all its processes after limit_s, or when this process is interrupted. Returns
     its exit status; None if it took longer.
 
-    The signals are blocked and awaited, because an exception of a handler could come between the start of the processes
-    and `try`, or inside of Popen.wait while it holds a lock."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, INTERRUPTIONS | {signal.SIGCHLD})
-    try:
-        process = subprocess.Popen(command, cwd=ROOT, start_new_session=True,
-                                   preexec_fn=lambda: signal.pthread_sigmask(signal.SIG_SETMASK, before))
+    The handlers of the interruptions do nothing, because an exception of a handler could come between the start of the
+    processes and `try`, or inside of Popen.wait while it holds a lock. The numbers of the signals arrive in a pipe."""
+    with interruptions() as signals:
+        process = subprocess.Popen(command, cwd=ROOT, start_new_session=True)
         try:
-            return status_of(process, time.monotonic() + limit_s)
+            return status_of(process, time.monotonic() + limit_s, signals)
         finally:
             stop(process)
+
+
+@contextlib.contextmanager
+def interruptions():
+    """Gives a descriptor from which the number of each interruption can be read. A number that is not read is raised at
+    the end."""
+    readable, writable = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    before = {number: signal.signal(number, lambda *_: None) for number in INTERRUPTIONS}
+    descriptor = signal.set_wakeup_fd(writable)
+    try:
+        yield readable
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        signal.set_wakeup_fd(descriptor)
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        os.close(writable)
+        with open(readable, "rb") as left:
+            for number in left.read():
+                signal.raise_signal(number)
 
 
-def status_of(process, until):
+def status_of(process, until, signals):
     """Returns the exit status of a process, or None if it has not ended then. Raises what an interruption raises."""
-    while process.poll() is None:
-        left_s = until - time.monotonic()
-        if left_s <= 0:
-            return None
-        found = signal.sigtimedwait(INTERRUPTIONS | {signal.SIGCHLD}, left_s)
-        if found and found.si_signo in INTERRUPTIONS:
-            interrupt(found.si_signo, None)
-    return process.returncode
+    ended = os.pidfd_open(process.pid)
+    try:
+        while process.poll() is None:
+            left_s = until - time.monotonic()
+            if left_s <= 0:
+                return None
+            if signals in select.select([ended, signals], [], [], left_s)[0]:
+                interrupt(signals)
+        return process.returncode
+    finally:
+        os.close(ended)
 
 
-def interrupt(number, _):
-    raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(128 + number)
+def interrupt(signals):
+    for number in os.read(signals, 16):
+        if number in INTERRUPTIONS:
+            raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(128 + number)
 
 
 def stop(process):
