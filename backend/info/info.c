@@ -4,6 +4,7 @@
 #include "backend/base/memory.h"
 #include "backend/base/settings.h"
 #include "backend/base/status.h"
+#include "backend/base/text_buffer.h"
 #include "backend/collectives/collectives.h"
 #include "backend/model/cost.h"
 #include "backend/transports/fabrics.h"
@@ -12,7 +13,6 @@
 #include "kernels/reduce.h"
 #include "kernels/stream.h"
 #include <sched.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -21,40 +21,8 @@
 #include <sys/utsname.h>
 #include <unistd.h>
 
-/* A text in the caller's buffer. `length` is that of the whole text, which may exceed `capacity`. */
-struct info_text { char *at; size_t capacity, length; };
-/* Appends formatted text, as far as the buffer has room, and counts its whole length. */
-static void text_append(struct info_text *text, const char *format, ...) __attribute__((format(printf, 2, 3)));
-static void text_append(struct info_text *text, const char *format, ...)
-{
-    va_list arguments;
-    va_start(arguments, format);
-    size_t room = text->length < text->capacity ? text->capacity - text->length : 0;
-    int n = vsnprintf(room ? text->at + text->length : NULL, room, format, arguments);
-    va_end(arguments);
-    if (n > 0) text->length += (size_t)n;
-}
-/* Appends a JSON string. */
-static void text_append_string(struct info_text *text, const char *s)
-{
-    text_append(text, "\"");
-    for (; *s; s++) {
-        if (*s == '"' || *s == '\\') text_append(text, "\\%c", *s);
-        else if ((unsigned char)*s < 32) text_append(text, "\\u%04x", (unsigned)*s);
-        else text_append(text, "%c", *s);
-    }
-    text_append(text, "\"");
-}
-/* Appends "name": "value" as JSON, and then the text `after`. */
-static void text_append_pair(struct info_text *text, const char *name, const char *value, const char *after)
-{
-    text_append_string(text, name);
-    text_append(text, ": ");
-    text_append_string(text, value);
-    text_append(text, "%s", after);
-}
 /* Appends a resource limit of this process (RLIMIT_…) as JSON, null if it is unlimited, and then the text `after`. */
-static void text_append_limit(struct info_text *text, const char *name, int resource, const char *after)
+static void text_append_limit(struct text_buffer *text, const char *name, int resource, const char *after)
 {
     struct rlimit limit;
     bool is_known = getrlimit((__rlimit_resource_t)resource, &limit) == 0;
@@ -65,7 +33,7 @@ static void text_append_limit(struct info_text *text, const char *name, int reso
 
 /* ---- parts ---- */
 /* Appends the name of the host, its kernel, and the number of cores that this process may use. */
-static void text_append_host(struct info_text *text)
+static void text_append_host(struct text_buffer *text)
 {
     struct utsname name;
     char host[64] = "";
@@ -77,7 +45,7 @@ static void text_append_host(struct info_text *text)
     text_append_pair(text, "kernel", uname(&name) == 0 ? name.release : "", ", ");
     text_append(text, "\"usable_cores\": %d}, ", cores);
 }
-static void text_append_limits(struct info_text *text)
+static void text_append_limits(struct text_buffer *text)
 {
     struct statvfs shm;
     text_append(text, "\"limits\": {");
@@ -89,7 +57,7 @@ static void text_append_limits(struct info_text *text)
     else text_append(text, "\"dev_shm_bytes\": null}, ");
 }
 /* Appends the instruction set that the kernels use, and those that are available. */
-static void text_append_kernels(struct info_text *text)
+static void text_append_kernels(struct text_buffer *text)
 {
     text_append(text, "\"isa\": {");
     text_append_pair(text, "used", kernels_isa(), ", \"available\": [");
@@ -100,14 +68,14 @@ static void text_append_kernels(struct info_text *text)
     text_append(text, "]}, ");
 }
 /* Appends a number that is not negative with six decimals, as JSON requires it, in any locale. */
-static void text_append_decimal(struct info_text *text, double value)
+static void text_append_decimal(struct text_buffer *text, double value)
 {
     enum { MILLION = 1000000 };
     unsigned long long millionths = (unsigned long long)(value * MILLION + 0.5);
     text_append(text, "%llu.%06llu", millionths / MILLION, millionths % MILLION);
 }
 /* Appends the parameters that ranks of this host choose by. Measures them now if they are not available. */
-static void text_append_machine(struct info_text *text)
+static void text_append_machine(struct text_buffer *text)
 {
     const struct machine_row *rows;
     int count = machine_get_rows(&rows);
@@ -135,7 +103,7 @@ static void transport_describe_choice(char *out, size_t bytes)
     if (*given) snprintf(out, bytes, "%s", *names ? names : "TUTTI_TRANSPORT names an unknown transport");
     else snprintf(out, bytes, "%s, because %s RDMA port of this host is active", names, uses_sockets ? "no" : "an");
 }
-static void text_append_transports(struct info_text *text)
+static void text_append_transports(struct text_buffer *text)
 {
     char ucx[1024], verbs[1024], choice[128];
     transport_describe_choice(choice, sizeof choice);
@@ -150,7 +118,7 @@ static void text_append_transports(struct info_text *text)
     text_append_pair(text, "between hosts", choice, "}, ");
 }
 /* Appends all settings with their values in this process. */
-static void text_append_settings(struct info_text *text)
+static void text_append_settings(struct text_buffer *text)
 {
     const struct settings_row *rows;
     int count = settings_table(&rows);
@@ -168,7 +136,7 @@ static void text_append_settings(struct info_text *text)
     text_append(text, "], ");
 }
 /* Appends the names of the algorithms of each collective. */
-static void text_append_algorithms(struct info_text *text)
+static void text_append_algorithms(struct text_buffer *text)
 {
     text_append(text, "\"algorithms\": {");
     for (int f = 0; f < COLLECTIVE_COUNT; f++) {
@@ -188,7 +156,7 @@ static void text_append_algorithms(struct info_text *text)
 }
 tutti_status info_write_json(char *buffer, size_t capacity, size_t *bytes)
 {
-    struct info_text text = { buffer, capacity, 0 };
+    struct text_buffer text = { buffer, capacity, 0 };
     text_append(&text, "{");
     text_append_pair(&text, "version", TUTTI_VERSION, ", ");
     text_append_pair(&text, "compiler", __VERSION__, ", ");
@@ -206,7 +174,7 @@ tutti_status info_write_json(char *buffer, size_t capacity, size_t *bytes)
 
 /* ---- a group ---- */
 /* Appends the machine parameters by which a group chooses, with typical values. */
-static void text_append_parameters(struct info_text *text, const struct machine *machine)
+static void text_append_parameters(struct text_buffer *text, const struct machine *machine)
 {
     const struct machine_row *rows;
     int count = machine_get_rows(&rows);
@@ -225,7 +193,7 @@ static void text_append_parameters(struct info_text *text, const struct machine 
 }
 /* Appends whether this rank can read private tensors of the other ranks of its host by single copy. The first operation
    that may need single copy tests this. */
-static void text_append_single_copy(struct info_text *text, const tutti_comm *comm)
+static void text_append_single_copy(struct text_buffer *text, const tutti_comm *comm)
 {
     const struct tensor_access *access = &comm->tensor_access;
     int reading = atomic_load(&access->reading);
@@ -242,7 +210,7 @@ static void text_append_single_copy(struct info_text *text, const tutti_comm *co
 }
 tutti_status info_write_group(const tutti_comm *comm, char *buffer, size_t capacity, size_t *bytes)
 {
-    struct info_text text = { buffer, capacity, 0 };
+    struct text_buffer text = { buffer, capacity, 0 };
     const struct group *group = &comm->group;
     const struct chooser *chooser = &comm->launcher.chooser;
     text_append(&text, "{");

@@ -6,30 +6,14 @@
  * peer waits for it. Buffers without a rank are the rank's own; slot is SCRATCH. "after message 3" awaits the message
  * that the rank posted at its step 3. "slot free after" refers to the tile that had the slot before. A "prelude" step
  * may run before the peers have arrived, and a "raw" step reads INPUT that PREMUL_SUM multiplies. */
+#include "backend/base/text_buffer.h"
 #include "backend/schedule/schedule.h"
-#include <stdarg.h>
 #include <stdio.h>
 
 enum { REMARKS_COLUMN = 56 };
-/* Text in a buffer. length: of the whole text, even if it does not fit. */
-struct text {
-    char *buffer;
-    size_t capacity, length;
-};
 
-static void text_append(struct text *text, const char *format, ...) __attribute__((format(printf, 2, 3)));
-/* Appends formatted text; counts the bytes that do not fit. */
-static void text_append(struct text *text, const char *format, ...)
-{
-    size_t room = text->length < text->capacity ? text->capacity - text->length : 0;
-    va_list arguments;
-    va_start(arguments, format);
-    int written = vsnprintf(room ? text->buffer + text->length : NULL, room, format, arguments);
-    va_end(arguments);
-    if (written > 0) text->length += (size_t)written;
-}
 /* Appends a span, for example "r2.slot[0..3]"; a span of the schedule's own rank has no rank. */
-static void text_append_span(struct text *text, const struct schedule *schedule, struct span span)
+static void text_append_span(struct text_buffer *text, const struct schedule *schedule, struct span span)
 {
     static const char *const names[] = { "in", "out", "slot" };
     if (span.rank != schedule->rank) text_append(text, "r%d.", span.rank);
@@ -37,8 +21,8 @@ static void text_append_span(struct text *text, const struct schedule *schedule,
         span.first + span.count - 1);
 }
 /* Appends `count` spans with the text `between` between them. */
-static void text_append_spans(struct text *text, const struct schedule *schedule, const struct span *span, int count,
-    const char *between)
+static void text_append_spans(struct text_buffer *text, const struct schedule *schedule, const struct span *span,
+    int count, const char *between)
 {
     for (int i = 0; i < count; i++) {
         text_append(text, "%s", i ? between : "");
@@ -46,7 +30,7 @@ static void text_append_spans(struct text *text, const struct schedule *schedule
     }
 }
 /* Appends a step as an assignment, a send or a receive. */
-static void text_append_action(struct text *text, const struct schedule *schedule, const struct step *step)
+static void text_append_action(struct text_buffer *text, const struct schedule *schedule, const struct step *step)
 {
     const struct span *from = step_from(schedule, step), *to = step_to(schedule, step);
     if (step->kind == AWAIT) text_append(text, "await");
@@ -61,7 +45,7 @@ static void text_append_action(struct text *text, const struct schedule *schedul
 }
 /* Appends a remark to the line that began at offset `line`; *remarks counts those of the line. The first one begins at
    REMARKS_COLUMN, unless the line is longer. */
-static void text_append_remark(struct text *text, size_t line, int *remarks, const char *remark)
+static void text_append_remark(struct text_buffer *text, size_t line, int *remarks, const char *remark)
 {
     size_t written = text->length - line;
     int space = written < REMARKS_COLUMN ? (int)(REMARKS_COLUMN - written) : 2;
@@ -70,8 +54,8 @@ static void text_append_remark(struct text *text, size_t line, int *remarks, con
     ++*remarks;
 }
 /* Appends the waits of one kind (`lag`) as one remark. `line` and `remarks` as in text_append_remark. */
-static void text_append_waits(struct text *text, const struct schedule *schedule, const struct step *step, enum lag lag,
-    size_t line, int *remarks)
+static void text_append_waits(struct text_buffer *text, const struct schedule *schedule, const struct step *step,
+    enum lag lag, size_t line, int *remarks)
 {
     static const char *const words[] = { "after ", "slot free after ", "every tile after " };
     int waits = 0;
@@ -85,7 +69,7 @@ static void text_append_waits(struct text *text, const struct schedule *schedule
     }
 }
 /* Appends the remarks of a step: its waits and flags. */
-static void text_append_remarks(struct text *text, const struct schedule *schedule, int step, size_t line)
+static void text_append_remarks(struct text_buffer *text, const struct schedule *schedule, int step, size_t line)
 {
     const struct step *printed = &schedule->steps[step];
     int remarks = 0;
@@ -98,7 +82,7 @@ static void text_append_remarks(struct text *text, const struct schedule *schedu
         text_append_remark(text, line, &remarks, "published");
 }
 /* Appends the line of a step. */
-static void text_append_step(struct text *text, const struct schedule *schedule, int step)
+static void text_append_step(struct text_buffer *text, const struct schedule *schedule, int step)
 {
     size_t line = text->length;
     text_append(text, "%3d:%-3d ", schedule->rank, step);
@@ -110,7 +94,7 @@ static void text_append_step(struct text *text, const struct schedule *schedule,
 static const char *text_plural(int count) { return count == 1 ? "" : "s"; }
 size_t plan_print(const struct plan *plan, char *buffer, size_t capacity)
 {
-    struct text text = { buffer, capacity, 0 };
+    struct text_buffer text = { buffer, capacity, 0 };
     int scratch = plan->ranks[0].chunks[SCRATCH];
     if (capacity) buffer[0] = '\0';
     text_append(&text, "%s: %d rank%s on %d host%s, message cut in %d, %d slot%s of scratch\n", plan->algorithm->name,
