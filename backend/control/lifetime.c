@@ -9,6 +9,7 @@
 #include "backend/base/status.h"
 #include "backend/base/thread.h"
 #include "backend/control/channel.h"
+#include "backend/control/snapshot_socket.h"
 #include "backend/control/watch.h"
 #include "backend/host/socket.h"
 #include "backend/links/link.h"
@@ -42,6 +43,7 @@ static void registry_after_fork_child(void)
     registry_forget_peers();
     for (int i = 0; i < registry.pending_count; i++) close(registry.pending[i].descriptor);
     for (int i = 0; i < registry.early_count; i++) descriptor_close(&registry.early[i].descriptor);
+    snapshot_socket_after_fork();
     descriptor_close(&registry.listener);
     descriptor_close(&registry.poller);
     descriptor_close(&registry.waker);
@@ -90,6 +92,7 @@ static void registry_close_all(void)
     channels_free_all();
     host_elections_free_all();
     group_keys_forget();
+    snapshot_socket_close();
     while (registry.early_count) descriptor_close(&registry.early[--registry.early_count].descriptor);
     descriptor_close(&registry.listener);
     descriptor_close(&registry.poller);
@@ -125,6 +128,7 @@ static tutti_status registry_start(void)
     if (registry.poller < 0 || registry.waker < 0 || registry_poll_add(registry.listener)
         || registry_poll_add(registry.waker))
         return status_fail(TUTTI_SYSTEM, "cannot watch the ranks of this host: %s", strerror(errno));
+    snapshot_socket_open();
     return registry_start_thread();
 }
 tutti_status peers_acquire(struct identity *out)

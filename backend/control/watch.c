@@ -3,6 +3,7 @@
 #include "backend/control/watch.h"
 #include "backend/base/clock.h"
 #include "backend/control/channel.h"
+#include "backend/control/snapshot_socket.h"
 #include "backend/links/link.h"
 #include "backend/links/links.h"
 #include "backend/processes/host_election.h"
@@ -21,7 +22,7 @@ static void watch_handle_descriptor(int descriptor)
     uint64_t ignored;
     if (descriptor == registry.waker && read(descriptor, &ignored, sizeof ignored) >= 0) return;
     if (descriptor == registry.listener) { pending_conn_accept(); return; }
-    if (host_elections_answer(descriptor)) return;
+    if (host_elections_answer(descriptor) || snapshot_socket_on_ready(descriptor)) return;
     struct peer *peer = registry_find_socket(descriptor);
     if (peer && peer->link) link_on_ready(peer);
     else if (peer) local_peer_on_ready(peer);

@@ -1,7 +1,9 @@
 /* Creates and frees the parts of a communicator; the other files of this folder implement them. */
 #include "backend/engine/comm.h"
 #include "backend/base/settings.h"
+#include "backend/control/snapshot_socket.h"
 #include "backend/engine/progress_thread.h"
+#include "backend/engine/snapshot.h"
 #include "backend/engine/stream_comm.h"
 #include "backend/model/cost.h"
 #include <stdlib.h>
@@ -19,6 +21,8 @@ tutti_status comm_init(tutti_comm *comm, int rank, int size, const char *name, i
     process_watch_forks();
     TRY(progress_thread_acquire());
     comm->group.generation = process_generation();
+    snapshots_set_writer(snapshot_write_process);
+    comm_list_add(comm);
     return algorithms_read_settings(comm->chosen);
 }
 void comm_set_layout(tutti_comm *comm, struct layout *layout)
@@ -75,6 +79,7 @@ void comm_free(tutti_comm *comm)
 }
 void comm_finish(tutti_comm *comm)
 {
+    comm_list_remove(comm);
     agreement_destroy(comm->agreement);
     comm->agreement = NULL;
     router_destroy(comm->router);

@@ -1,8 +1,10 @@
 /* A communicator: one rank's membership of a group. The group is constant once the rank has joined. Any thread may use
  * `submission` and the atomic fields. The progress thread owns `progress_entry`, except its `requests`. The driver, the
- * thread that holds submission.driver, owns the parts from `executor` on, except the outcome. */
+ * thread that holds submission.driver, owns the parts from `executor` to `tensor_access`. */
 #pragma once
+#include "backend/engine/activity.h"
 #include "backend/engine/agreement.h"
+#include "backend/engine/comm_list.h"
 #include "backend/engine/deferral.h"
 #include "backend/engine/driver.h"
 #include "backend/engine/failure.h"
@@ -41,7 +43,7 @@ struct tutti_comm {
     _Atomic bool opens_streams;
     struct submission submission;
     struct progress_entry progress_entry;
-    /* The driver owns the fields from here on, except the outcome. */
+    /* The driver owns the fields from here to tensor_access. */
     struct executor executor;
     struct run_queue run_queue;
     struct messages messages;
@@ -50,6 +52,10 @@ struct tutti_comm {
     struct tensor_access tensor_access;
     /* Any thread reads the outcome and sets `lost` and `stop`. The driver writes the rest. */
     struct outcome outcome;
+    /* The driver writes what it waits for, and any thread reads it. */
+    struct activity activity;
+    /* The entry in the list of this process's communicators, which owns it. */
+    struct comm_entry entry;
 };
 /* Returns true if the communicator has failed. comm_get_failure also sets this thread's last error. */
 static inline bool comm_has_failed(const tutti_comm *comm)

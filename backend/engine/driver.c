@@ -182,7 +182,10 @@ bool driver_check_periodically(tutti_comm *comm, int64_t n)
     uint32_t bell = atomic_load_explicit(&comm->submission.bell, memory_order_acquire);
     bool is_due = n % CHECK_EVERY == CHECK_EVERY - 1, is_called = bell != comm->run_queue.bell_seen;
     comm->run_queue.bell_seen = bell;
-    if (is_due) peers_ring_deferred(comm);
+    if (is_due) {
+        peers_ring_deferred(comm);
+        activity_record(comm);
+    }
     return (is_due || is_called || ++comm->run_queue.visits % 1024 == 0) && driver_fail_if_due(comm);
 }
 int64_t driver_turn_before_check(int64_t n) { return (n | (CHECK_EVERY - 1)) + CHECK_EVERY - 1; }

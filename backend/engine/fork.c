@@ -1,5 +1,6 @@
 /* Resets, in the child of a fork, process-wide state that the parent's threads were using. */
 #include "backend/engine/fork.h"
+#include "backend/engine/comm_list.h"
 #include "backend/engine/operation.h"
 #include "backend/engine/progress_list.h"
 #include "backend/engine/progress_thread.h"
@@ -16,6 +17,7 @@ static void process_reset_after_fork(void)
     progress_thread_reset_after_fork();
     stream_thread_reset_after_fork();
     operations_reset_after_fork();
+    comm_list_reset_after_fork();
 }
 static void process_register_fork_handler(void) { pthread_atfork(NULL, NULL, process_reset_after_fork); }
 void process_watch_forks(void) { pthread_once(&once, process_register_fork_handler); }

@@ -268,9 +268,11 @@ tutti_status join_members(tutti_comm *comm, int64_t deadline_ms)
 {
     char detail[OPERATION_DETAIL_BYTES];
     tutti_status status = join_run_steps(comm, deadline_ms);
-    if (status == TUTTI_OK)
+    if (status == TUTTI_OK) {
+        comm_list_mark_joined(comm);
         LOG(INFO, "%s: rank %d of %d has joined", comm->group.name, comm->group.rank, comm->group.size);
-    if (status == TUTTI_OK) return status;
+        return status;
+    }
     snprintf(detail, sizeof detail, "%.500s", status_detail());
     bool reaches_others = comm->group.segment && (!group_has_several_hosts(&comm->group) || comm->agreement);
     mapping_record_failure(&comm->group, status, detail);

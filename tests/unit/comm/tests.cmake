@@ -1,4 +1,4 @@
-set(names lifetimes holders common)
+set(names lifetimes holders snapshots common)
 # the thread sanitizer sees only one process
 if(NOT TUTTI_SANITIZE STREQUAL "thread")
   list(APPEND names forked)

@@ -1,0 +1,21 @@
+/* The socket on which this process gives snapshots of itself to other processes of the same user: JSON text in a memfd
+ * whose bytes no process can change. The watch thread writes them, so it does that while the ranks of the process wait,
+ * or hold the interpreter's lock. A connection is the request. */
+#pragma once
+#include <stdbool.h>
+#include <stddef.h>
+
+/* Writes at most `capacity` bytes of a snapshot, always terminated, and sets *bytes to the whole length. */
+typedef void snapshot_write(char *buffer, size_t capacity, size_t *bytes);
+/* Sets the function that writes. The watch thread calls it without registry.lock. Any thread. */
+void snapshots_set_writer(snapshot_write *write);
+
+/* ---- for the watch thread and lifetime.c, with registry.lock held ---- */
+/* Opens the socket, and makes the watch thread poll it. A process that cannot open it gives no snapshots. */
+void snapshot_socket_open(void);
+/* Answers a caller, if that is the descriptor of the socket. Releases the lock meanwhile. Returns false if it is
+   not. */
+bool snapshot_socket_on_ready(int descriptor);
+void snapshot_socket_close(void);
+/* Closes the parent's socket in the child of a fork. */
+void snapshot_socket_after_fork(void);
