@@ -1,5 +1,5 @@
-"""The command `tutti`: shows this machine, schedules and traces, runs programs of other backends on tutti, measures
-collectives and machine parameters, plans training, and prints the flags for a C compiler."""
+"""The command `tutti`: shows this machine, running jobs, schedules and traces, runs programs of other backends on
+tutti, measures collectives and machine parameters, plans training, and prints the flags for a C compiler."""
 from __future__ import annotations
 
 import argparse
@@ -13,6 +13,7 @@ from torch_tutti._grid_command import add_parser as add_grid
 from torch_tutti._model.options import add_parser as add_model
 from torch_tutti._pipeline_command import add_parser as add_pipeline
 from torch_tutti._planning.command import add_parser as add_plan
+from torch_tutti._status_command import add_parser as add_status
 from torch_tutti._timeline import add_parser as add_zero
 
 
@@ -163,6 +164,7 @@ def _parser() -> argparse.ArgumentParser:
     run.set_defaults(run=_run_program)
     add_bench(commands).set_defaults(run=_bench)
     add_model(commands).set_defaults(run=_model)
+    add_status(commands)
     _add_trace(commands)
     add_plan(commands)
     add_grid(commands)

@@ -1,0 +1,205 @@
+"""Snapshots of the processes of this host that use tutti: how to find them, and what they say together.
+
+Each process has a Unix socket in the abstract namespace, from which a caller of the same user gets JSON
+(backend/engine/snapshot.h). The watch thread of the process answers, also while its ranks hang. Needs no torch."""
+from __future__ import annotations
+
+import json
+import os
+import socket
+import struct
+from dataclasses import dataclass, field
+from typing import Any, Iterable
+
+FORMAT = 1
+PREFIX = "@tutti-snapshot-"
+# The letters of /proc/PID/stat for which a process does not run by itself.
+STATES = {"T": "stopped", "t": "stopped by a debugger", "Z": "ended", "X": "ended", "D": "waits for a device"}
+
+
+@dataclass
+class Process:
+    """A process of this host. pid: as the process knows itself, or as this process knows it if it has not answered.
+    snapshot: its JSON, or None. state: a value of STATES, or "" if it runs. resident_bytes: the memory that it
+    occupies, or None if that is unknown."""
+    pid: int
+    snapshot: dict[str, Any] | None
+    state: str
+    resident_bytes: int | None
+
+
+@dataclass
+class Rank:
+    """A rank of a group. Fields of other hosts' ranks that no process here knows are None.
+
+    calls: number of the last collective that it called. call: the description of that. open: the operation that is
+    open, with "kind" and "age_s". is_late: ranks wait for this one. state: that of its process, or "gone"."""
+    rank: int
+    pid: int
+    host: int
+    host_name: str
+    calls: int | None = None
+    call: str = ""
+    open: dict[str, Any] | None = None
+    has_left: bool = False
+    failure: str | None = None
+    state: str = ""
+    is_late: bool = False
+
+
+@dataclass
+class Group:
+    """A group, as the processes of this host describe it. here: numbers of the hosts in the group that are this
+    host."""
+    id: str
+    name: str
+    timeout_s: float
+    ranks: list[Rank]
+    here: set[int] = field(default_factory=set)
+
+    def waits(self) -> list[Rank]:
+        """Returns the ranks whose operation has been open for long enough that a thread waits for it."""
+        return [rank for rank in self.ranks if rank.open and rank.open["age_s"] is not None]
+
+
+@dataclass
+class Job:
+    """Processes that share groups. joining: (process, group) for each rank that has not joined yet, where the group is
+    that part of the snapshot."""
+    processes: list[Process]
+    groups: list[Group]
+    joining: list[tuple[Process, dict[str, Any]]]
+
+
+# ---- reading ----
+def socket_names() -> list[str]:
+    """Returns the names of the sockets of all processes, of any user."""
+    with open("/proc/net/unix") as table:
+        names = {line.split()[-1] for line in table if PREFIX in line}
+    return sorted(name for name in names if name.startswith(PREFIX))
+
+
+def _proc_stat(pid: int) -> tuple[str, int | None]:
+    """Returns the state of a process, as in STATES, and its resident bytes. "ended" if there is no such process."""
+    try:
+        with open(f"/proc/{pid}/stat") as stat:
+            words = stat.read().rpartition(")")[2].split()
+    except OSError:
+        return "ended", None
+    return STATES.get(words[0], ""), int(words[21]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def _ask(name: str, timeout_s: float) -> tuple[int, dict[str, Any] | None] | None:
+    """Returns the process that listens on that socket, and its snapshot, or None for that if it does not answer in
+    time. Returns None for a process that has ended or belongs to another user."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as caller:
+        caller.settimeout(timeout_s)
+        try:
+            caller.connect("\0" + name[1:])
+        except OSError:
+            return None
+        pid, user, _ = struct.unpack("3i", caller.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+        if user != os.geteuid():
+            return None
+        try:
+            _, descriptors, _, _ = socket.recv_fds(caller, 8, 1)
+        except OSError:
+            return pid, None
+    if not descriptors:
+        return pid, None
+    with open(descriptors[0], "rb") as text:
+        text.seek(0)
+        snapshot = json.load(text)
+    if snapshot.get("format") != FORMAT:
+        return pid, None
+    # In a container this is not the number by which this process knows it.
+    return snapshot["pid"], snapshot
+
+
+def processes(timeout_s: float = 1.0) -> list[Process]:
+    """Returns the processes of this host and this user that use tutti.
+
+    timeout_s: how long each may take to answer, in seconds; a stopped process does not answer."""
+    found = []
+    for name in socket_names():
+        answer = _ask(name, timeout_s)
+        if answer:
+            found.append(Process(answer[0], answer[1], *_proc_stat(answer[0])))
+    return sorted(found, key=lambda process: process.pid)
+
+
+# ---- merging ----
+def _joined(process: Process) -> list[dict[str, Any]]:
+    """Returns the groups of a process that have formed."""
+    return [group for group in (process.snapshot or {"groups": []})["groups"] if group["state"] != "joining"]
+
+
+def _add_knowledge(group: Group, own: dict[str, Any]) -> None:
+    """Adds to a group what the snapshot of one of its ranks knows."""
+    group.here.add(own["host"])
+    for seen in own["here"]:
+        rank = group.ranks[seen["rank"]]
+        if rank.calls is None or seen["calls"] > rank.calls:
+            rank.calls, rank.call = seen["calls"], seen["call"]
+        rank.has_left |= seen["has_left"]
+    mine = group.ranks[own["rank"]]
+    mine.open, mine.failure = own["open"], own["failure"]
+
+
+def _matches(operation: dict[str, Any] | None, kind: str, rank: int) -> bool:
+    """Returns whether an open operation is the other end of a message of that kind from or to that rank."""
+    ends = {"send": "receive", "receive": "send"}
+    return bool(operation) and ends.get(operation["kind"]) == kind and operation["peer"] in (rank, None)
+
+
+def _mark_late(group: Group) -> None:
+    """Marks the ranks for which others wait: those that have not called the newest collective that is open, and the
+    peers of open messages that have not called the other end."""
+    waiting = group.waits()
+    newest = max((rank.calls or 0 for rank in waiting if rank.open["kind"] == "collective"), default=0)
+    for rank in group.ranks:
+        rank.is_late = rank.calls is not None and rank.calls < newest
+    for rank in waiting:
+        peer = rank.open.get("peer")
+        if peer is not None and not _matches(group.ranks[peer].open, rank.open["kind"], rank.rank):
+            group.ranks[peer].is_late = True
+
+
+def _groups(members: Iterable[Process]) -> list[Group]:
+    """Returns the groups of these processes, in the order in which they were made."""
+    groups: dict[str, Group] = {}
+    states = {process.pid: process.state or ("" if process.snapshot else "does not answer") for process in members}
+    for process in members:
+        for own in _joined(process):
+            ranks = [Rank(m["rank"], m["pid"], m["host"], m["host_name"]) for m in own["members"]]
+            group = groups.setdefault(own["id"], Group(own["id"], own["name"], own["timeout_s"], ranks))
+            _add_knowledge(group, own)
+    for group in groups.values():
+        for rank in group.ranks:
+            if rank.host in group.here:
+                rank.state = states[rank.pid] if rank.pid in states else _proc_stat(rank.pid)[0]
+        _mark_late(group)
+    return list(groups.values())
+
+
+def _parts(found: list[Process]) -> list[set[int]]:
+    """Returns the ids of the processes of each job."""
+    parts: list[set[int]] = []
+    for process in found:
+        pids = {process.pid}
+        for group in _joined(process):
+            pids |= {member["pid"] for member in group["members"] if member["host"] == group["host"]}
+        apart = [part for part in parts if not part & pids]
+        parts = [*apart, pids.union(*(part for part in parts if part & pids))]
+    return parts
+
+
+def jobs(found: list[Process]) -> list[Job]:
+    """Returns the jobs of these processes. Processes belong to one job if they share a group."""
+    made = []
+    for part in _parts(found):
+        together = [process for process in found if process.pid in part]
+        joining = [(process, group) for process in together if process.snapshot
+                   for group in process.snapshot["groups"] if group["state"] == "joining"]
+        made.append(Job(together, _groups(together), joining))
+    return made

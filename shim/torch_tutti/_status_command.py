@@ -1,0 +1,194 @@
+"""`tutti status`: shows the jobs of this host while they run: where each rank is, and for which rank the others wait.
+Needs no torch."""
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import shutil
+import subprocess
+import time
+from typing import Any
+
+from torch_tutti import _snapshots
+from torch_tutti._snapshots import Group, Job, Rank
+
+FORMAT = 1
+MIB = 1 << 20
+
+
+# ---- as text ----
+def _numbers(ranks: list[Rank]) -> str:
+    """Returns the numbers of ranks as text, such as "rank 1" or "ranks 0, 2"."""
+    return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(str(rank.rank) for rank in ranks)
+
+
+def _activity(rank: Rank) -> str:
+    """Returns what a rank does, as text."""
+    if rank.failure:
+        return f"has failed: {rank.failure}"
+    if rank.has_left:
+        return "has left the group"
+    last = f"call {rank.calls}: {rank.call}" if rank.calls else "no collective yet"
+    if not rank.open:
+        return f"last was {last}" if rank.calls else last
+    since = "" if rank.open["age_s"] is None else f" for {rank.open['age_s']:.1f} s"
+    kind = rank.open["kind"]
+    if kind == "collective":
+        return f"in {last}{since}"
+    if "tag" not in rank.open:
+        return f"in a {kind}{since}" if kind == "message" else f"in an operation of a window{since}"
+    peer = "any rank" if rank.open["peer"] is None else f"rank {rank.open['peer']}"
+    direction = "send to" if kind == "send" else "receive from"
+    return f"in a {direction} {peer}{since} ({rank.open['bytes']} bytes, tag {rank.open['tag']})"
+
+
+def _rank_line(rank: Rank, names_host: bool) -> str:
+    place = f" on {rank.host_name}" if names_host else ""
+    known = "not known on this host" if rank.calls is None else _activity(rank)
+    process = f", process {rank.state}" if rank.state else ""
+    return f"  rank {rank.rank:<4} process {rank.pid:<8}{place} {known}{process}"
+
+
+def causes(group: Group) -> list[Rank]:
+    """Returns the ranks for which others wait and that do not wait themselves. If all of these wait, returns them all:
+    they wait for one another."""
+    late = [rank for rank in group.ranks if rank.is_late]
+    waiting = {rank.rank for rank in group.waits()}
+    return [rank for rank in late if rank.rank not in waiting] or late
+
+
+def _verdict(group: Group) -> str:
+    """Returns for whom the ranks of a group wait, or "" if none of them waits."""
+    waiting = group.waits()
+    if not waiting:
+        return ""
+    late = causes(group)
+    if late and all(rank in waiting for rank in late):
+        return f"  => {_numbers(late)} wait, and others wait for them: do the ranks make the same calls?"
+    if late:
+        return f"  => the others wait for {_numbers(late)}"
+    stopped = [rank for rank in group.ranks if rank.state]
+    if stopped:
+        return f"  => all have made the call, and wait for {_numbers(stopped)}"
+    if any(rank.calls is None for rank in group.ranks):
+        return "  => no rank of this host is late; run tutti status on the other hosts"
+    return "  => all have made the call, and work on it"
+
+
+def _group_lines(group: Group) -> list[str]:
+    hosts = len({rank.host for rank in group.ranks})
+    head = f"{group.name}: {len(group.ranks)} ranks on {hosts} host{'s' if hosts > 1 else ''}, timeout " \
+           f"{group.timeout_s:g} s"
+    lines = [head, *(_rank_line(rank, hosts > 1) for rank in group.ranks)]
+    verdict = _verdict(group)
+    return [*lines, verdict] if verdict else lines
+
+
+def report(jobs: list[Job]) -> str:
+    """Returns the jobs as text."""
+    lines = []
+    for number, job in enumerate(jobs):
+        resident = sum(process.resident_bytes or 0 for process in job.processes)
+        lines += [""] * bool(number) + [f"job of {len(job.processes)} processes here, {resident // MIB} MiB of memory"]
+        for process, group in job.joining:
+            lines.append(f"process {process.pid}: rank {group['rank']} of {group['ranks']} has been joining "
+                         f"{group['name']} for {group['exists_s']:.1f} s")
+        for group in job.groups:
+            lines += _group_lines(group)
+        silent = [process for process in job.processes if not process.snapshot]
+        lines += [f"process {process.pid} does not answer{f', it is {process.state}' if process.state else ''}"
+                  for process in silent]
+    return "\n".join(lines) or "no process of this user on this host uses tutti"
+
+
+# ---- for programs ----
+def as_json(jobs: list[Job]) -> dict[str, Any]:
+    """Returns the jobs as values of JSON (docs/status.md)."""
+    return {"format": FORMAT, "jobs": [{
+        "processes": [{"pid": process.pid, "state": process.state, "resident_bytes": process.resident_bytes,
+                       "answers": process.snapshot is not None} for process in job.processes],
+        "joining": [{"pid": process.pid, "group": group["name"], "rank": group["rank"], "ranks": group["ranks"],
+                     "seconds": group["exists_s"]} for process, group in job.joining],
+        "groups": [{"id": group.id, "name": group.name, "timeout_s": group.timeout_s,
+                    "ranks": [dataclasses.asdict(rank) for rank in group.ranks]} for group in job.groups],
+    } for job in jobs]}
+
+
+def as_metrics(jobs: list[Job]) -> str:
+    """Returns the ranks of this host in the text format of Prometheus."""
+    help_of = {"calls_total": ("counter", "Collectives that the rank has called."),
+               "wait_seconds": ("gauge", "How long the rank has waited in its open operation, 0 if it does not wait."),
+               "late": ("gauge", "1 if other ranks wait for a call of this rank."),
+               "failed": ("gauge", "1 if the group has failed on this rank.")}
+    rows: dict[str, list[str]] = {name: [] for name in help_of}
+    for group in (group for job in jobs for group in job.groups):
+        for rank in (rank for rank in group.ranks if rank.calls is not None):
+            labels = f'{{group="{group.name}",id="{group.id}",rank="{rank.rank}",pid="{rank.pid}"}}'
+            waits_s = (rank.open or {}).get("age_s") or 0
+            values = (rank.calls, waits_s, int(rank.is_late), int(rank.failure is not None))
+            for name, value in zip(rows, values):
+                rows[name].append(f"tutti_{name}{labels} {value}")
+    lines = []
+    for name, (kind, text) in help_of.items():
+        lines += [f"# HELP tutti_{name} {text}", f"# TYPE tutti_{name} {kind}", *rows[name]]
+    return "\n".join([*lines, ""])
+
+
+# ---- the command ----
+def _print_stacks(jobs: list[Job]) -> None:
+    """Prints the Python stacks of the ranks for which others wait, by py-spy. Raises ValueError without it."""
+    spy = shutil.which("py-spy")
+    if not spy:
+        raise ValueError("status: --stacks needs py-spy (pip install py-spy)")
+    for group in (group for job in jobs for group in job.groups):
+        for rank in causes(group):
+            if rank.host in group.here and rank.state != "ended":
+                print(f"\nthe stack of rank {rank.rank} of {group.name}:", flush=True)
+                subprocess.run([spy, "dump", "--pid", str(rank.pid)], check=False)
+
+
+def _chosen(pid: int | None) -> list[Job]:
+    """Returns the jobs of this host, or the one of a process. Raises ValueError if that process does not use tutti."""
+    jobs = _snapshots.jobs(_snapshots.processes())
+    if pid is None:
+        return jobs
+    of_process = [job for job in jobs if any(process.pid == pid for process in job.processes)]
+    if not of_process:
+        raise ValueError(f"status: process {pid} is no process of this user on this host that uses tutti")
+    return of_process
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    if arguments.serve is not None:
+        from torch_tutti._status_server import serve
+        return serve(arguments.serve, lambda: as_metrics(_chosen(arguments.pid)))
+    while True:
+        jobs = _chosen(arguments.pid)
+        text = json.dumps(as_json(jobs)) if arguments.json else \
+            as_metrics(jobs) if arguments.metrics else report(jobs)
+        if arguments.watch is None:
+            print(text, end="" if arguments.metrics else "\n", flush=True)
+            if arguments.stacks:
+                _print_stacks(jobs)
+            return 0
+        clear = "" if arguments.json else "\033[H\033[2J"
+        print(f"{clear}{text}", flush=True)
+        time.sleep(arguments.watch)
+
+
+def add_parser(commands: Any) -> None:
+    """Adds `status` to the commands of `tutti`. commands: the subparsers of argparse."""
+    parser = commands.add_parser(
+        "status", help="show where each rank of the running jobs of this host is, and who is late",
+        description="Shows the jobs of this user on this host while they run, also if their ranks hang: the groups, "
+                    "what each rank has called and how long it waits; => names the ranks for which others wait.")
+    parser.add_argument("pid", nargs="?", type=int, help="only the job of this process")
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument("--json", action="store_true", help="as one JSON object")
+    form.add_argument("--metrics", action="store_true", help="as text for Prometheus")
+    form.add_argument("--serve", metavar="ADDRESS", help="give the metrics to Prometheus by HTTP at HOST:PORT, until "
+                                                         "interrupted")
+    form.add_argument("--stacks", action="store_true", help="also the Python stacks of late ranks, by py-spy")
+    parser.add_argument("--watch", metavar="SECONDS", type=float, help="again after so many seconds, until interrupted")
+    parser.set_defaults(run=_run)

@@ -1,0 +1,240 @@
+"""Tests of `tutti status`: what it says of ranks that wait, while they wait; and of snapshots that the tests write."""
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+
+import pytest
+import torch
+import torch.distributed as dist
+from ranks import LIMIT_S
+
+from torch_tutti import _snapshots, _status_command, cli
+
+
+def job_of(ranks):
+    """Returns the job of these ranks. Other tests may run beside this one."""
+    pids = {process.pid for process in ranks.processes}
+    return [job for job in _snapshots.jobs(_snapshots.processes(0.2))
+            if pids & {process.pid for process in job.processes}]
+
+
+def awaited(ranks, *patterns):
+    """Returns the job and its report, once the report has lines with these patterns."""
+    until = time.monotonic() + LIMIT_S
+    while True:
+        jobs = job_of(ranks)
+        report = _status_command.report(jobs)
+        if all(re.search(pattern, report) for pattern in patterns):
+            assert len(jobs) == 1
+            return jobs[0], report
+        assert time.monotonic() < until, report
+
+
+def start(ranks, function, *arguments):
+    for pipe in ranks.pipes:
+        pipe.send((function, arguments))
+
+
+def await_file(path):
+    while not os.path.exists(path):
+        time.sleep(0.01)
+
+
+# ---- ranks that wait ----
+def reduce_late(world, late, path):
+    if world.rank == late:
+        await_file(path)
+    dist.all_reduce(torch.ones(1000))
+
+
+def test_rank_that_has_not_called_is_named(fresh, tmp_path, capsys):
+    ranks = fresh(3)
+    go = str(tmp_path / "go")
+    start(ranks, reduce_late, 2, go)
+    waits = r"in call 1: allreduce\(1000 x float32, sum, algorithm \w+\) for \d+\.\d s"
+    job, report = awaited(ranks, f"rank 0 .*{waits}", f"rank 1 .*{waits}", "=> the others wait for rank 2")
+    lines = report.splitlines()
+    assert lines[0].startswith("job of 3 processes here, ")
+    assert lines[1].startswith("group 0: 3 ranks on 1 host, timeout ")
+    for rank in (0, 1):
+        assert f"  rank {rank}    process {ranks.processes[rank].pid}" in lines[2 + rank]
+    assert lines[4].endswith("no collective yet")
+    rows = _status_command.as_json([job])["jobs"][0]["groups"][0]["ranks"]
+    assert [row["is_late"] for row in rows] == [False, False, True] and [row["calls"] for row in rows] == [1, 1, 0]
+    assert rows[0]["open"]["kind"] == "collective" and rows[0]["open"]["age_s"] > 0 and rows[2]["open"] is None
+    metrics = _status_command.as_metrics([job]).splitlines()
+    for name, values in (("tutti_late", "001"), ("tutti_failed", "000"), ("tutti_calls_total", "110")):
+        assert [line.split()[-1] for line in metrics if line.startswith(name + "{")] == list(values)
+    assert cli.main(["status", str(ranks.processes[0].pid), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["jobs"][0]["groups"][0]["id"] == job.groups[0].id
+    open(go, "w").close()
+    assert not any(outcome.failed for outcome in ranks.collect(LIMIT_S))
+    _, report = awaited(ranks, "last was call 1: allreduce")
+    assert "=>" not in report
+
+
+def test_stopped_process_is_named(fresh, tmp_path):
+    ranks = fresh(2)
+    go = str(tmp_path / "go")
+    start(ranks, reduce_late, 1, go)
+    awaited(ranks, "=> the others wait for rank 1")
+    stopped = ranks.processes[1].pid
+    os.kill(stopped, signal.SIGSTOP)
+    try:
+        _, report = awaited(ranks, f"process {stopped} does not answer, it is stopped")
+        assert "no collective yet, process stopped" in report and "=> the others wait for rank 1" in report
+    finally:
+        os.kill(stopped, signal.SIGCONT)
+    open(go, "w").close()
+    assert not any(outcome.failed for outcome in ranks.collect(LIMIT_S))
+
+
+def chain(world, path):
+    """Rank 0 waits for rank 1, which waits for rank 2, which waits for a file."""
+    x = torch.ones(2)
+    if world.rank == 1:
+        dist.recv(x, 2, tag=5)
+    if world.rank == 2:
+        await_file(path)
+        dist.send(x, 1, tag=5)
+    dist.all_reduce(x)
+
+
+def test_end_of_a_chain_is_named(fresh, tmp_path):
+    ranks = fresh(3)
+    go = str(tmp_path / "go")
+    start(ranks, chain, go)
+    _, report = awaited(ranks, "in a receive from rank 2 for", "in call 1: ", "=> the others wait for rank 2")
+    assert "(8 bytes, tag 5)" in report
+    open(go, "w").close()
+    assert not any(outcome.failed for outcome in ranks.collect(LIMIT_S))
+
+
+def receive_from_each_other(world):
+    dist.recv(torch.ones(2), 1 - world.rank)
+
+
+def test_ranks_that_wait_for_each_other_are_named(fresh):
+    ranks = fresh(2, timeout_s=LIMIT_S)
+    start(ranks, receive_from_each_other)
+    awaited(ranks, r"=> ranks 0, 1 wait, and others wait for them: do the ranks make the same calls\?")
+    ranks.kill()
+
+
+def fail(world):
+    if world.rank == 0:
+        dist.all_reduce(torch.ones(2))
+    else:
+        dist.all_reduce(torch.ones(3))
+
+
+def test_failure_is_shown(fresh):
+    ranks = fresh(2)
+    assert all(outcome.error == "MismatchError" for outcome in ranks.outcomes(fail))
+    awaited(ranks, "has failed: ", "2 x float32", "3 x float32")
+
+
+# ---- who may ask ----
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to become another user")
+def test_other_users_get_nothing(shared):
+    ranks = shared(2)
+    mine = {process.pid for process in ranks.processes}
+    assert mine <= {process.pid for process in _snapshots.processes()}
+    program = ("import os, socket, sys\nos.setuid(65534)\nanswers = 0\n"
+               "for name in sys.argv[1:]:\n"
+               "    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as s:\n"
+               "        s.connect('\\0' + name[1:])\n"
+               "        try:\n            answers += len(s.recv(100)) > 0\n"
+               "        except ConnectionResetError:\n            pass\n"
+               "print(answers)")
+    names = _snapshots.socket_names()
+    assert names
+    asked = subprocess.run([sys.executable, "-c", program, *names], capture_output=True, text=True, check=True)
+    assert asked.stdout.strip() == "0"
+
+
+def test_errors_of_the_command(capsys, monkeypatch):
+    assert cli.main(["status", "1"]) == 1
+    assert "process 1 is no process of this user on this host that uses tutti" in capsys.readouterr().err
+    assert cli.main(["status", "--serve", "9400"]) == 1
+    assert "--serve 9400 is no HOST:PORT, such as 127.0.0.1:9400" in capsys.readouterr().err
+    monkeypatch.setattr(_status_command.shutil, "which", lambda name: None)
+    assert cli.main(["status", "--stacks"]) == 1
+    assert "--stacks needs py-spy (pip install py-spy)" in capsys.readouterr().err
+
+
+def test_metrics_are_served(shared):
+    ranks = shared(2)
+    command = [sys.executable, "-m", "torch_tutti", "status", "--serve", "127.0.0.1:0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
+        url = server.stdout.readline().split()[-1]
+        with urllib.request.urlopen(url) as answer:
+            text = answer.read().decode()
+        with pytest.raises(urllib.error.HTTPError):
+            urllib.request.urlopen(url.replace("/metrics", "/"))
+        server.send_signal(signal.SIGINT)
+        assert server.wait(LIMIT_S) == 0
+    assert "# TYPE tutti_calls_total counter" in text
+    assert all(f'pid="{process.pid}"' in text for process in ranks.processes)
+
+
+# ---- snapshots that are written here ----
+def snapshot(pid, *groups):
+    return _snapshots.Process(pid, {"format": 1, "pid": pid, "host_name": "node", "groups": list(groups)}, "", 1 << 20)
+
+
+def group(rank, *called, state="joined", opened=None, hosts=(0, 0), name="group 0", identity="a1"):
+    """The part of a snapshot for a group of two ranks. called: number of the last call of each rank of host 0."""
+    here = [{"rank": r, "calls": n, "has_left": False, "call": "barrier"} for r, n in enumerate(called)]
+    members = [{"rank": r, "pid": 2**22 + r, "host": host, "host_name": f"node{host}"} for r, host in enumerate(hosts)]
+    return {"name": name, "id": identity, "state": state, "rank": rank, "ranks": 2, "exists_s": 7.25, "host": 0,
+            "timeout_s": 30.0, "calls": called[rank] if called else 0, "on_streams": False, "members": members,
+            "here": here, "open": opened, "failure": None}
+
+
+def report_of(*processes):
+    return _status_command.report(_snapshots.jobs(list(processes)))
+
+
+WAITS = {"kind": "collective", "age_s": 3.0}
+
+
+def test_rank_whose_process_has_ended_is_named():
+    report = report_of(snapshot(2**22, group(0, 3, 2, opened=WAITS)))
+    assert "  rank 1    process 4194305  last was call 2: barrier, process ended" in report
+    assert report.endswith("=> the others wait for rank 1")
+
+
+def test_other_hosts_are_named_where_no_rank_here_is_late():
+    report = report_of(snapshot(2**22, group(0, 3, opened=WAITS, hosts=(0, 1))))
+    assert "2 ranks on 2 hosts" in report and "rank 1    process 4194305  on node1 not known on this host" in report
+    assert report.endswith("=> no rank of this host is late; run tutti status on the other hosts")
+
+
+def test_operation_that_all_have_called_is_running():
+    processes = [snapshot(2**22 + r, group(r, 3, 3, opened=WAITS)) for r in range(2)]
+    assert report_of(*processes).endswith("=> all have made the call, and work on it")
+    processes[1].state = "stopped"
+    assert report_of(*processes).endswith("=> all have made the call, and wait for rank 1")
+
+
+def test_asynchronous_operation_waits_for_no_rank():
+    report = report_of(snapshot(2**22, group(0, 3, 2, opened={"kind": "collective", "age_s": None})))
+    assert "in call 3: barrier\n" in report and "=>" not in report
+
+
+def test_rank_that_is_joining_is_shown():
+    part = {key: group(1)[key] for key in ("name", "rank", "ranks", "exists_s")}
+    report = report_of(snapshot(50, {**part, "state": "joining"}))
+    assert report.splitlines()[1] == "process 50: rank 1 of 2 has been joining group 0 for 7.2 s"
+
+
+def test_jobs_are_told_apart():
+    apart = [snapshot(2**22, group(0, 1, 1)), snapshot(70), snapshot(2**22 + 1, group(1, 1, 1))]
+    assert [len(job.processes) for job in _snapshots.jobs(apart)] == [1, 2]
+    assert report_of() == "no process of this user on this host uses tutti"
