@@ -2,6 +2,7 @@
    call the backend. */
 #include "backend/base/dtype.h"
 #include "backend/base/random.h"
+#include "backend/control/snapshot_socket.h"
 #include "backend/engine/prediction.h"
 #include "backend/host/socket.h"
 #include "backend/host/wait.h"
@@ -228,6 +229,13 @@ tutti_status tutti_info(char *buffer, size_t capacity, size_t *bytes)
 }
 const char *tutti_waiting_name(int index) { return waiting_counter_name(index); }
 uint64_t tutti_waiting_count(int index) { return waiting_counter_value(index); }
+tutti_status tutti_await_status_caller(int *connection)
+{
+    if (!connection)
+        return status_refuse(TUTTI_INVALID_ARGUMENT,
+            "tutti_await_status_caller: the pointer to the connection is NULL");
+    return snapshots_await_caller(connection);
+}
 tutti_status tutti_comm_info(tutti_comm *comm, char *buffer, size_t capacity, size_t *bytes)
 {
     TRY(call_check_comm(comm));

@@ -415,6 +415,12 @@ TUTTI_API tutti_status tutti_info(char *buffer, size_t capacity, size_t *bytes);
    sleeps of others. Waits of a few microseconds and idle progress threads are not counted. */
 TUTTI_API const char *tutti_waiting_name(int index);
 TUTTI_API uint64_t tutti_waiting_count(int index);
+/* For programs that can tell where they are, such as by the stacks of their interpreter. Waits until `tutti status`, or
+   a rank that has reached its timeout, has asked this process for its state, and sets *connection to a Unix socket of
+   whole messages. The program sends one message, of at most 65535 bytes, and closes it: a line with its place, which
+   error texts show, and further lines with more. One thread calls this in a loop. Only processes of the same user
+   ask. */
+TUTTI_API tutti_status tutti_await_status_caller(int *connection);
 /* Writes as JSON, as above, the data by which a group chooses algorithms: its ranks on each host, the cores of a host,
    and the parameters of the machine and of messages between hosts. All ranks get the same, except for `rank`. */
 TUTTI_API tutti_status tutti_comm_info(tutti_comm *comm, char *buffer, size_t capacity, size_t *bytes);

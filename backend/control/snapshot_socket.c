@@ -1,21 +1,84 @@
 #include "backend/control/snapshot_socket.h"
+#include "backend/base/clock.h"
 #include "backend/base/log.h"
 #include "backend/base/memory.h"
 #include "backend/base/status.h"
+#include "backend/base/text.h"
 #include "backend/host/socket.h"
 #include "backend/memory/memfd.h"
 #include "backend/processes/registry.h"
 #include <errno.h>
+#include <poll.h>
 #include <stdatomic.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
-/* The room for the first attempt to write a snapshot, in bytes. */
-enum { FIRST_CAPACITY = 16384 };
+/* The room for the first attempt to write a snapshot, and for a message of a program, in bytes. */
+enum { FIRST_CAPACITY = 16384, MOST_MESSAGE = 65536 };
 static int listener = -1;
 static _Atomic(snapshot_write *) writer;
 
+/* The caller that waits for the program's message. Callers are only kept once a thread of the program awaits them. */
+static struct {
+    pthread_mutex_t lock;
+    pthread_cond_t changed;
+    int caller;
+    bool are_kept;
+} next = { .lock = PTHREAD_MUTEX_INITIALIZER, .changed = PTHREAD_COND_INITIALIZER, .caller = -1 };
+
+/* ---- the program's message ---- */
+/* Keeps the caller for a thread of the program, or closes it. */
+static void caller_keep(int caller)
+{
+    pthread_mutex_lock(&next.lock);
+    int other = next.are_kept ? next.caller : caller;
+    if (next.are_kept) next.caller = caller;
+    pthread_cond_signal(&next.changed);
+    pthread_mutex_unlock(&next.lock);
+    descriptor_close(&other);
+}
+tutti_status snapshots_await_caller(int *out)
+{
+    pthread_mutex_lock(&next.lock);
+    next.are_kept = true;
+    while (next.caller < 0) pthread_cond_wait(&next.changed, &next.lock);
+    *out = next.caller;
+    next.caller = -1;
+    pthread_mutex_unlock(&next.lock);
+    return TUTTI_OK;
+}
+/* Waits for the next message of a connection and returns its length. Returns 0 at its end or after deadline_ms, or
+   -errno. */
+static int message_await(int connection, int64_t deadline_ms, void *out, size_t bytes)
+{
+    for (;;) {
+        int got = socket_receive(connection, out, bytes, NULL);
+        int64_t left_ms = deadline_ms - clock_ms();
+        if (got != -EAGAIN) return got;
+        if (left_ms <= 0) return 0;
+        poll(&(struct pollfd){ .fd = connection, .events = POLLIN }, 1, (int)left_ms);
+    }
+}
+void snapshot_ask_place(const unsigned char nonce[16], int64_t deadline_ms, char *out, size_t bytes)
+{
+    uint64_t length;
+    char *message = memory_alloc_zeroed(MOST_MESSAGE, 1);
+    int process = message ? socket_connect("snapshot", nonce) : -1;
+    out[0] = 0;
+    /* The first message has the snapshot. */
+    if (process >= 0 && message_await(process, deadline_ms, &length, sizeof length) == sizeof length
+        && message_await(process, deadline_ms, message, MOST_MESSAGE - 1) > 0) {
+        message[strcspn(message, "\n")] = 0;
+        text_make_printable(message, MOST_MESSAGE);
+        snprintf(out, bytes, "%s", message);
+    }
+    descriptor_close(&process);
+    free(message);
+}
+
+/* ---- snapshots ---- */
 void snapshots_set_writer(snapshot_write *write) { atomic_store(&writer, write); }
 /* Returns a snapshot in new memory and sets *bytes to its length; returns NULL if memory is short. */
 static char *snapshot_create(snapshot_write *write, size_t *bytes)
@@ -61,9 +124,22 @@ bool snapshot_socket_on_ready(int descriptor)
     }
     pthread_mutex_unlock(&registry.lock);
     if (write) snapshot_send(caller, write);
-    close(caller);
+    caller_keep(caller);
     pthread_mutex_lock(&registry.lock);
     return true;
 }
-void snapshot_socket_close(void) { registry_close_descriptor(&listener); }
-void snapshot_socket_after_fork(void) { descriptor_close(&listener); }
+void snapshot_socket_close(void)
+{
+    registry_close_descriptor(&listener);
+    pthread_mutex_lock(&next.lock);
+    descriptor_close(&next.caller);
+    pthread_mutex_unlock(&next.lock);
+}
+void snapshot_socket_after_fork(void)
+{
+    descriptor_close(&listener);
+    descriptor_close(&next.caller);
+    pthread_mutex_init(&next.lock, NULL);
+    pthread_cond_init(&next.changed, NULL);
+    next.are_kept = false;
+}

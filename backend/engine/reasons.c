@@ -3,6 +3,7 @@
 #include "backend/engine/reasons.h"
 #include "backend/base/clock.h"
 #include "backend/base/memory.h"
+#include "backend/control/snapshot_socket.h"
 #include "backend/engine/comm.h"
 #include "backend/engine/error_text.h"
 #include "backend/engine/stream_comm.h"
@@ -11,6 +12,8 @@
 
 /* A driver that has not checked for STOPPED_MS was stopped. A message of a rank that has left may take UNDER_WAY_MS. */
 enum { STOPPED_MS = 1000, UNDER_WAY_MS = 500 };
+/* The time that other processes have to tell where their programs are, and the room for the answer of one. */
+enum { ASK_MS = 300, PLACE_BYTES = 160 };
 
 /* ---- text ---- */
 /* Writes " in " and a description of the running operation. */
@@ -32,6 +35,23 @@ static void failure_list_absent_ranks(const tutti_comm *comm, char *out, size_t 
         if (absent[r] || (group_rank_is_here(group, r) && !executor_rank_has_arrived(&comm->executor, r)))
             used = error_text_append_rank(out, bytes, used, r);
     free(absent);
+}
+/* Writes where the programs of the ranks of this host are that have not begun the running operation, as "; rank 3 is at
+   train.py:19 (step)". They have ASK_MS to tell. */
+static void failure_describe_absent_programs(const tutti_comm *comm, char *out, size_t bytes)
+{
+    const struct group *group = &comm->group;
+    const struct member *mine = &group->members[group->rank];
+    int64_t deadline_ms = clock_ms() + ASK_MS;
+    size_t used = 0;
+    out[0] = 0;
+    for (int r = 0; r < group->size && used < bytes; r++) {
+        char place[PLACE_BYTES];
+        bool is_absent = group_rank_is_here(group, r) && !executor_rank_has_arrived(&comm->executor, r);
+        if (!is_absent || member_shares_process(&group->members[r], mine)) continue;
+        snapshot_ask_place(group->members[r].identity.nonce, deadline_ms, place, sizeof place);
+        if (place[0]) used += (size_t)snprintf(out + used, bytes - used, "; rank %d is at %s", r, place);
+    }
 }
 /* Describes a call on streams that a rank has made instead of the running operation of the host, or writes an empty
    text. */
@@ -112,15 +132,16 @@ static tutti_status comm_fail_late_operation(tutti_comm *comm, const struct oper
     const char *none_absent = comm->agreement
         ? "no rank is known to be missing: one is too slow or stopped, or one of another host has not made this call"
         : "all ranks have come, but one is too slow or stopped";
-    char what[224], absent[128] = "", ahead[192];
+    char what[224], absent[128] = "", ahead[192], places[2 * PLACE_BYTES] = "";
     if (op->collective == POINT_TO_POINT) return comm_fail_late_message(comm, op);
     if (op->collective == WINDOW_OPERATION) return comm_fail_late_window(comm, op);
     failure_describe_running(comm, what, sizeof what);
     failure_list_absent_ranks(comm, absent, sizeof absent);
     failure_describe_call_ahead(comm, ahead, sizeof ahead);
-    return comm_fail(comm, TUTTI_TIMEOUT, "rank %d reached the timeout of %lld ms in %s: %s%s%s", comm->group.rank,
+    if (!ahead[0]) failure_describe_absent_programs(comm, places, sizeof places);
+    return comm_fail(comm, TUTTI_TIMEOUT, "rank %d reached the timeout of %lld ms in %s: %s%s%s%s", comm->group.rank,
         (long long)atomic_load(&op->limit.timeout_ms), what,
-        absent[0] ? "this call has not been made by rank " : none_absent, absent, ahead);
+        absent[0] ? "this call has not been made by rank " : none_absent, absent, ahead, places);
 }
 /* Returns true if the message waits for a peer that has left. A message from a rank of another host may still be on its
    way when this rank learns that the sender has left. So that peer counts only after UNDER_WAY_MS, which begin with the

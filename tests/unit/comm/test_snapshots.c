@@ -1,4 +1,5 @@
 /* Snapshots of this process (engine/snapshot.h), written here and answered on its socket. */
+#include "backend/base/clock.h"
 #include "backend/control/lifetime.h"
 #include "backend/control/snapshot_socket.h"
 #include "backend/engine/snapshot.h"
@@ -159,6 +160,71 @@ static void write_long_text(char *buffer, size_t capacity, size_t *bytes)
     memset(buffer, 'x', length);
     buffer[length] = 0;
 }
+/* ---- the place of the program ---- */
+/* Answers `callers` callers as a program does. */
+static void *tell_place(void *callers)
+{
+    static const char text[] = "train.py:7 (step)\nthread MainThread:\n  more\n";
+    for (int i = 0; i < *(int *)callers; i++) {
+        int caller = -1;
+        REQUIRE(tutti_await_status_caller(&caller) == TUTTI_OK);
+        REQUIRE(socket_send(caller, text, sizeof text - 1, -1) == 0);
+        close(caller);
+    }
+    return NULL;
+}
+/* Asks this process `callers` times while a thread of it answers. */
+static void ask_telling_program(const struct identity *self, int callers)
+{
+    char place[64];
+    pthread_t thread;
+    pthread_create(&thread, NULL, tell_place, &callers);
+    do snapshot_ask_place(self->nonce, INT64_MAX, place, sizeof place);
+    while (!*place);
+    for (int i = 1; i < callers; i++) {
+        assert_string_equal(place, "train.py:7 (step)");
+        snapshot_ask_place(self->nonce, INT64_MAX, place, sizeof place);
+    }
+    assert_string_equal(place, "train.py:7 (step)");
+    pthread_join(thread, NULL);
+}
+static void test_program_tells_its_place(void **state)
+{
+    struct identity self;
+    char place[64];
+    (void)state;
+    assert_int_equal(tutti_await_status_caller(NULL), TUTTI_INVALID_ARGUMENT);
+    assert_int_equal(peers_acquire(&self), TUTTI_OK);
+    snapshots_set_writer(snapshot_write_process);
+    ask_telling_program(&self, 3);
+    /* The thread of the program does not come back. */
+    snapshot_ask_place(self.nonce, clock_ms() + 20, place, sizeof place);
+    assert_string_equal(place, "");
+    peers_release();
+    snapshot_ask_place(self.nonce, INT64_MAX, place, sizeof place);
+    assert_string_equal(place, "");
+}
+static void test_next_caller_replaces_the_last(void **state)
+{
+    struct identity self;
+    uint64_t length;
+    int callers[2], got;
+    (void)state;
+    assert_int_equal(peers_acquire(&self), TUTTI_OK);
+    snapshots_set_writer(snapshot_write_process);
+    ask_telling_program(&self, 1);
+    for (int i = 0; i < 2; i++) {
+        callers[i] = socket_connect("snapshot", self.nonce);
+        while ((got = socket_receive(callers[i], &length, sizeof length, NULL)) == -EAGAIN) sleep_us(100);
+        assert_int_equal(got, sizeof length);
+    }
+    while ((got = socket_receive(callers[0], &length, sizeof length, NULL)) == -EAGAIN) sleep_us(100);
+    assert_int_equal(got, 0);
+    assert_int_equal(socket_receive(callers[1], &length, sizeof length, NULL), -EAGAIN);
+    peers_release();
+    assert_int_equal(socket_receive(callers[1], &length, sizeof length, NULL), 0);
+    for (int i = 0; i < 2; i++) close(callers[i]);
+}
 static void test_socket_answers_with_a_snapshot(void **state)
 {
     struct identity self;
@@ -189,6 +255,8 @@ int test_snapshots(void)
         cmocka_unit_test(test_rank_that_is_joining_is_shown),
         cmocka_unit_test(test_text_is_cut_to_the_buffer),
         cmocka_unit_test(test_socket_answers_with_a_snapshot),
+        cmocka_unit_test(test_program_tells_its_place),
+        cmocka_unit_test(test_next_caller_replaces_the_last),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
