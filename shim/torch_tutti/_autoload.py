@@ -22,7 +22,7 @@ def create(options: Any, group_options: Any) -> Any:
     """
     from copy import copy
 
-    from torch_tutti import _compatibility, _reconfigure, _recorder, _takeover
+    from torch_tutti import _compatibility, _reconfigure, _recorder, _stacks, _takeover
     from torch_tutti._extension import load
     extension = load()
     timeout = _compatibility.checked_timeout(options.timeout, f"group {options.group_id}")
@@ -38,6 +38,7 @@ def create(options: Any, group_options: Any) -> Any:
     group_options.enable_reconfigure |= getattr(options, "enable_reconfigure", False)
     _compatibility.install()
     _recorder.start(extension, options)
+    _stacks.start()
     return _reconfigure.make_group(extension.ProcessGroupTutti, options, timeout, group_options)
 
 

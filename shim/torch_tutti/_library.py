@@ -32,6 +32,11 @@ def _library() -> ctypes.CDLL:
     return library
 
 
+def await_status_caller(connection: ctypes.c_int) -> bool:
+    """Waits for a caller that asks where this process is, and sets `connection` to its socket. Returns True."""
+    return _library().tutti_await_status_caller(ctypes.byref(connection)) == 0
+
+
 def _check(status: int) -> None:
     """Raises the exception of a failed call, with the library's text. status: the tutti_status of the call; returns for
     0."""

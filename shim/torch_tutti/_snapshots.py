@@ -4,6 +4,7 @@ Each process has a Unix socket in the abstract namespace, from which a caller of
 (backend/engine/snapshot.h). The watch thread of the process answers, also while its ranks hang. Needs no torch."""
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import socket
@@ -12,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Iterable
 
 FORMAT = 1
+MOST_STACK_BYTES = 1 << 16
 PREFIX = "@tutti-snapshot-"
 # The letters of /proc/PID/stat for which a process does not run by itself.
 STATES = {"T": "stopped", "t": "stopped by a debugger", "Z": "ended", "X": "ended", "D": "waits for a device"}
@@ -20,10 +22,12 @@ STATES = {"T": "stopped", "t": "stopped by a debugger", "Z": "ended", "X": "ende
 @dataclass
 class Process:
     """A process of this host. pid: as the process knows itself, or as this process knows it if it has not answered.
-    snapshot: its JSON, or None. state: a value of STATES, or "" if it runs. resident_bytes: the memory that it
+    snapshot: its JSON, or None. stacks: the stacks of its threads; the first line is the place of the main thread, and
+    all are "" if it has not told them. state: a value of STATES, or "" if it runs. resident_bytes: the memory that it
     occupies, or None if that is unknown."""
     pid: int
     snapshot: dict[str, Any] | None
+    stacks: str
     state: str
     resident_bytes: int | None
 
@@ -33,7 +37,8 @@ class Rank:
     """A rank of a group. Fields of other hosts' ranks that no process here knows are None.
 
     calls: number of the last collective that it called. call: the description of that. open: the operation that is
-    open, with "kind" and "age_s". is_late: ranks wait for this one. state: that of its process, or "gone"."""
+    open, with "kind" and "age_s". is_late: ranks wait for this one. state: that of its process. place: the line that
+    the main thread of its process runs, or ""."""
     rank: int
     pid: int
     host: int
@@ -44,6 +49,7 @@ class Rank:
     has_left: bool = False
     failure: str | None = None
     state: str = ""
+    place: str = ""
     is_late: bool = False
 
 
@@ -89,9 +95,9 @@ def _proc_stat(pid: int) -> tuple[str, int | None]:
     return STATES.get(words[0], ""), int(words[21]) * os.sysconf("SC_PAGE_SIZE")
 
 
-def _ask(name: str, timeout_s: float) -> tuple[int, dict[str, Any] | None] | None:
-    """Returns the process that listens on that socket, and its snapshot, or None for that if it does not answer in
-    time. Returns None for a process that has ended or belongs to another user."""
+def _ask(name: str, timeout_s: float) -> tuple[int, dict[str, Any] | None, str] | None:
+    """Returns the process that listens on that socket, its snapshot, or None for that if it does not answer in time,
+    and its stacks. Returns None for a process that has ended or belongs to another user."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as caller:
         caller.settimeout(timeout_s)
         try:
@@ -104,27 +110,31 @@ def _ask(name: str, timeout_s: float) -> tuple[int, dict[str, Any] | None] | Non
         try:
             _, descriptors, _, _ = socket.recv_fds(caller, 8, 1)
         except OSError:
-            return pid, None
+            return pid, None, ""
+        stacks = ""
+        with contextlib.suppress(OSError):
+            stacks = caller.recv(MOST_STACK_BYTES).decode(errors="replace")
     if not descriptors:
-        return pid, None
+        return pid, None, ""
     with open(descriptors[0], "rb") as text:
         text.seek(0)
         snapshot = json.load(text)
     if snapshot.get("format") != FORMAT:
-        return pid, None
+        return pid, None, ""
     # In a container this is not the number by which this process knows it.
-    return snapshot["pid"], snapshot
+    return snapshot["pid"], snapshot, stacks
 
 
 def processes(timeout_s: float = 1.0) -> list[Process]:
     """Returns the processes of this host and this user that use tutti.
 
-    timeout_s: how long each may take to answer, in seconds; a stopped process does not answer."""
+    timeout_s: how long each may take to answer, in seconds. A stopped process does not answer, and one whose
+    interpreter is locked does not tell its stacks."""
     found = []
     for name in socket_names():
         answer = _ask(name, timeout_s)
         if answer:
-            found.append(Process(answer[0], answer[1], *_proc_stat(answer[0])))
+            found.append(Process(*answer, *_proc_stat(answer[0])))
     return sorted(found, key=lambda process: process.pid)
 
 
@@ -168,6 +178,7 @@ def _mark_late(group: Group) -> None:
 def _groups(members: Iterable[Process]) -> list[Group]:
     """Returns the groups of these processes, in the order in which they were made."""
     groups: dict[str, Group] = {}
+    stacks = {process.pid: process.stacks for process in members}
     states = {process.pid: process.state or ("" if process.snapshot else "does not answer") for process in members}
     for process in members:
         for own in _joined(process):
@@ -178,6 +189,7 @@ def _groups(members: Iterable[Process]) -> list[Group]:
         for rank in group.ranks:
             if rank.host in group.here:
                 rank.state = states[rank.pid] if rank.pid in states else _proc_stat(rank.pid)[0]
+                rank.place = stacks.get(rank.pid, "").partition("\n")[0]
         _mark_late(group)
     return list(groups.values())
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-import shutil
-import subprocess
 import time
 from typing import Any
 
@@ -47,7 +45,8 @@ def _rank_line(rank: Rank, names_host: bool) -> str:
     place = f" on {rank.host_name}" if names_host else ""
     known = "not known on this host" if rank.calls is None else _activity(rank)
     process = f", process {rank.state}" if rank.state else ""
-    return f"  rank {rank.rank:<4} process {rank.pid:<8}{place} {known}{process}"
+    line = f", at {rank.place}" if rank.place and (rank.open or rank.is_late) else ""
+    return f"  rank {rank.rank:<4} process {rank.pid:<8}{place} {known}{line}{process}"
 
 
 def causes(group: Group) -> list[Rank]:
@@ -136,16 +135,14 @@ def as_metrics(jobs: list[Job]) -> str:
 
 
 # ---- the command ----
-def _print_stacks(jobs: list[Job]) -> None:
-    """Prints the Python stacks of the ranks for which others wait, by py-spy. Raises ValueError without it."""
-    spy = shutil.which("py-spy")
-    if not spy:
-        raise ValueError("status: --stacks needs py-spy (pip install py-spy)")
-    for group in (group for job in jobs for group in job.groups):
-        for rank in causes(group):
-            if rank.host in group.here and rank.state != "ended":
-                print(f"\nthe stack of rank {rank.rank} of {group.name}:", flush=True)
-                subprocess.run([spy, "dump", "--pid", str(rank.pid)], check=False)
+def stacks(jobs: list[Job]) -> str:
+    """Returns the Python stacks of the processes whose ranks are late, as text."""
+    late = {rank.pid for job in jobs for group in job.groups for rank in causes(group) if rank.host in group.here}
+    parts = []
+    for process in (process for job in jobs for process in job.processes if process.pid in late):
+        told = process.stacks.partition("\n")[2] or "\nunknown: it is stopped, or its interpreter is locked"
+        parts.append(f"\nprocess {process.pid}:{told}\n")
+    return "".join(parts)
 
 
 def _chosen(pid: int | None) -> list[Job]:
@@ -166,11 +163,9 @@ def _run(arguments: argparse.Namespace) -> int:
     while True:
         jobs = _chosen(arguments.pid)
         text = json.dumps(as_json(jobs)) if arguments.json else \
-            as_metrics(jobs) if arguments.metrics else report(jobs)
+            as_metrics(jobs) if arguments.metrics else report(jobs) + (stacks(jobs) if arguments.stacks else "")
         if arguments.watch is None:
-            print(text, end="" if arguments.metrics else "\n", flush=True)
-            if arguments.stacks:
-                _print_stacks(jobs)
+            print(text, end="" if arguments.metrics else "\n")
             return 0
         clear = "" if arguments.json else "\033[H\033[2J"
         print(f"{clear}{text}", flush=True)
@@ -189,6 +184,6 @@ def add_parser(commands: Any) -> None:
     form.add_argument("--metrics", action="store_true", help="as text for Prometheus")
     form.add_argument("--serve", metavar="ADDRESS", help="give the metrics to Prometheus by HTTP at HOST:PORT, until "
                                                          "interrupted")
-    form.add_argument("--stacks", action="store_true", help="also the Python stacks of late ranks, by py-spy")
+    form.add_argument("--stacks", action="store_true", help="also the Python stacks of late ranks")
     parser.add_argument("--watch", metavar="SECONDS", type=float, help="again after so many seconds, until interrupted")
     parser.set_defaults(run=_run)

@@ -13,10 +13,10 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from torch_tutti import _recorder
+from torch_tutti import _program_line, _recorder
+from torch_tutti._program_line import Frame
 
 Entry = dict[str, Any]
-_PACKAGES = {"site-packages", "dist-packages"}
 # Calls for which all ranks must give tensors of the same size; others may differ, as all_to_all with split sizes.
 SAME_SIZES = {"all_reduce", "broadcast", "reduce", "_all_gather_base", "_reduce_scatter_base"}
 # The prefix of an error that this rank got from another rank.
@@ -352,17 +352,9 @@ def _message_text(entry: Entry, group: Group) -> str:
 def _site(entry: Entry) -> str:
     """Returns the line of the program that made the call, or "": the innermost stack frame outside of installed
     packages, else the innermost one outside of torch and tutti."""
-    frames = [frame for frame in entry.get("frames", []) if not _is_library(Path(frame["filename"]))]
-    for frame in [frame for frame in frames if not _PACKAGES & set(Path(frame["filename"]).parts)] or frames:
-        return f"({frame['name']}, {frame['filename']}:{frame['line']})"
-    return ""
-
-
-def _is_library(path: Path) -> bool:
-    """Returns whether a file belongs to torch, tutti, typing_extensions or Python's library."""
-    in_python_library = re.search(r"/python3\.\d+/(?!(?:site|dist)-packages/)", str(path))
-    return bool(in_python_library or {"torch", "torch_tutti", "typing_extensions.py"} & set(path.parts)
-                or str(path).startswith("<"))
+    frame = _program_line.find(Frame(frame["name"], frame["filename"], frame["line"])
+                               for frame in entry.get("frames", []))
+    return f"({frame.name}, {frame.filename}:{frame.line})" if frame else ""
 
 
 def _ranks(ranks: Any) -> str:

@@ -30,8 +30,8 @@ PRIVATE = {
 }
 # Names of argparse, namedtuple, os and sys, and texts that look like private names: of torch's profiles and of a
 # module's state.
-OTHERS = {"_SubParsersAction", "_asdict", "_exit", "_fields", "_getframe", "_replace", "_all_gather_base",
-          "_reduce_scatter_base", "_extra_state"}
+OTHERS = {"_SubParsersAction", "_asdict", "_current_frames", "_exit", "_fields", "_getframe", "_replace",
+          "_all_gather_base", "_reduce_scatter_base", "_extra_state"}
 
 
 def private_names(tree):

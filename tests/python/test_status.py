@@ -63,7 +63,7 @@ def test_rank_that_has_not_called_is_named(fresh, tmp_path, capsys):
     assert lines[1].startswith("group 0: 3 ranks on 1 host, timeout ")
     for rank in (0, 1):
         assert f"  rank {rank}    process {ranks.processes[rank].pid}" in lines[2 + rank]
-    assert lines[4].endswith("no collective yet")
+    assert "no collective yet" in lines[4]
     rows = _status_command.as_json([job])["jobs"][0]["groups"][0]["ranks"]
     assert [row["is_late"] for row in rows] == [False, False, True] and [row["calls"] for row in rows] == [1, 1, 0]
     assert rows[0]["open"]["kind"] == "collective" and rows[0]["open"]["age_s"] > 0 and rows[2]["open"] is None
@@ -87,7 +87,8 @@ def test_stopped_process_is_named(fresh, tmp_path):
     os.kill(stopped, signal.SIGSTOP)
     try:
         _, report = awaited(ranks, f"process {stopped} does not answer, it is stopped")
-        assert "no collective yet, process stopped" in report and "=> the others wait for rank 1" in report
+        assert re.search("rank 1 .*no collective yet.*, process stopped", report)
+        assert "=> the others wait for rank 1" in report
     finally:
         os.kill(stopped, signal.SIGCONT)
     open(go, "w").close()
@@ -139,6 +140,46 @@ def test_failure_is_shown(fresh):
     awaited(ranks, "has failed: ", "2 x float32", "3 x float32")
 
 
+# ---- the line of the program ----
+def wait_elsewhere(world, path):
+    await_file(path)                                    # WAITS_HERE
+    dist.all_reduce(torch.ones(2))
+
+
+LINE = 1 + next(n for n, line in enumerate(open(__file__)) if line.endswith("# WAITS_HERE\n"))
+
+
+def reduce_or_wait(world, path):
+    if world.rank:
+        wait_elsewhere(world, path)
+    else:
+        dist.all_reduce(torch.ones(2))
+
+
+def test_late_rank_tells_its_line(fresh, tmp_path):
+    ranks = fresh(2)
+    go = str(tmp_path / "go")
+    start(ranks, reduce_or_wait, go)
+    job, report = awaited(ranks, r"rank 0 .* at .*test_status.py:\d+ \(reduce_or_wait\)",
+                          r"rank 1 .*no collective yet, at .*test_status.py:\d+ \(await_file\)", "wait for rank 1")
+    stacks = _status_command.stacks([job])
+    assert f'test_status.py", line {LINE}, in wait_elsewhere' in stacks and "thread MainThread:" in stacks
+    assert f"process {ranks.processes[1].pid}:" in stacks and f"process {ranks.processes[0].pid}:" not in stacks
+    ranks.kill()
+
+
+def test_timeout_names_the_line_of_the_late_rank(fresh, tmp_path):
+    ranks = fresh(2, timeout_s=2)
+    go = str(tmp_path / "go")
+    start(ranks, reduce_or_wait, go)
+    assert ranks.pipes[0].poll(LIMIT_S)
+    open(go, "w").close()
+    outcomes = ranks.collect(LIMIT_S)
+    place = r"this call has not been made by rank 1; rank 1 is at .*test_status.py:\d+ \(await_file\)"
+    assert [outcome.error for outcome in outcomes] == ["TimeoutError"] * 2
+    assert all(re.search(place, outcome.text) for outcome in outcomes), outcomes
+
+
 # ---- who may ask ----
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root to become another user")
 def test_other_users_get_nothing(shared):
@@ -158,14 +199,11 @@ def test_other_users_get_nothing(shared):
     assert asked.stdout.strip() == "0"
 
 
-def test_errors_of_the_command(capsys, monkeypatch):
+def test_errors_of_the_command(capsys):
     assert cli.main(["status", "1"]) == 1
     assert "process 1 is no process of this user on this host that uses tutti" in capsys.readouterr().err
     assert cli.main(["status", "--serve", "9400"]) == 1
     assert "--serve 9400 is no HOST:PORT, such as 127.0.0.1:9400" in capsys.readouterr().err
-    monkeypatch.setattr(_status_command.shutil, "which", lambda name: None)
-    assert cli.main(["status", "--stacks"]) == 1
-    assert "--stacks needs py-spy (pip install py-spy)" in capsys.readouterr().err
 
 
 def test_metrics_are_served(shared):
@@ -185,7 +223,8 @@ def test_metrics_are_served(shared):
 
 # ---- snapshots that are written here ----
 def snapshot(pid, *groups):
-    return _snapshots.Process(pid, {"format": 1, "pid": pid, "host_name": "node", "groups": list(groups)}, "", 1 << 20)
+    told = {"format": 1, "pid": pid, "host_name": "node", "groups": list(groups)}
+    return _snapshots.Process(pid, told, stacks="", state="", resident_bytes=1 << 20)
 
 
 def group(rank, *called, state="joined", opened=None, hosts=(0, 0), name="group 0", identity="a1"):
