@@ -38,12 +38,16 @@ __attribute__((no_sanitize("thread"))) static bool declaration_peek_newest(const
 }
 
 /* ---- one communicator ---- */
+/* Appends "name": milliseconds as seconds, in any locale. */
+static void text_append_seconds(struct text_buffer *text, const char *name, int64_t ms)
+{
+    if (ms < 0) ms = 0;
+    text_append(text, "\"%s\": %lld.%03lld", name, (long long)(ms / 1000), (long long)(ms % 1000));
+}
 /* Appends "name": seconds since that clock_ms(). */
 static void text_append_age(struct text_buffer *text, const char *name, int64_t since_ms)
 {
-    int64_t age_ms = clock_ms() - since_ms;
-    if (age_ms < 0) age_ms = 0;
-    text_append(text, "\"%s\": %lld.%03lld", name, (long long)(age_ms / 1000), (long long)(age_ms % 1000));
+    text_append_seconds(text, name, clock_ms() - since_ms);
 }
 /* Appends the id of the group, which is equal in all its processes, and no secret. */
 static void text_append_group_id(struct text_buffer *text, const struct group *group)
@@ -124,9 +128,9 @@ static void text_append_formed_group(struct text_buffer *text, const tutti_comm 
     struct open_work work = comm_peek_work(comm);
     bool has_failed = atomic_load_explicit(&comm->outcome.failed, memory_order_acquire);
     text_append_group_id(text, group);
-    text_append(text, "\"host\": %d, \"timeout_s\": %.3f, \"calls\": %llu, \"on_streams\": %s, ", group->host,
-        (double)atomic_load(&comm->timeout_ms) / 1e3, (unsigned long long)work.calls,
-        atomic_load(&comm->streams) ? "true" : "false");
+    text_append_seconds(text, "timeout_s", atomic_load(&comm->timeout_ms));
+    text_append(text, ", \"host\": %d, \"calls\": %llu, \"on_streams\": %s, ", group->host,
+        (unsigned long long)work.calls, atomic_load(&comm->streams) ? "true" : "false");
     text_append_members(text, group);
     text_append_ranks_here(text, group);
     text_append_activity(text, comm, &work);

@@ -18,11 +18,12 @@ _process = 0
 
 
 def start() -> None:
-    """Starts the thread that answers, once in each process."""
+    """Starts the thread that answers, once in each process. Where no thread can start, the process does not tell."""
     global _process
     if _process != os.getpid():
         _process = os.getpid()
-        threading.Thread(target=_answer, name="tutti-stacks", daemon=True).start()
+        with contextlib.suppress(RuntimeError):
+            threading.Thread(target=_answer, name="tutti-stacks", daemon=True).start()
 
 
 def _answer() -> None:
