@@ -12,6 +12,8 @@
     X(algorithm, "TUTTI_ALGORITHM", TEXT, "", "", "algorithms of collectives, as in allreduce=ring,broadcast=chain") \
     X(take_over, "TUTTI_TAKE_OVER", TEXT, "", "", \
       "torch backends that tutti replaces, as in nccl,gloo (read when torch is imported)") \
+    X(bind, "TUTTI_BIND", TEXT, "", "", \
+      "cores: binds each rank of a host to cores of its own (read when torch is imported; empty: off)") \
     X(isa, "TUTTI_ISA", TEXT, "", "", \
       "best instruction set that the kernels may use: scalar, avx2, avx512 or neon (empty: the best of this CPU)") \
     X(tile_bytes, "TUTTI_TILE_BYTES", NUMBER, "0", "0 to 1073741824", \

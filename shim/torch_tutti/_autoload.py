@@ -1,7 +1,8 @@
 """Registers the backend "tutti" in torch. torch calls `register` at the end of `import torch`, in every process, even
 if it never uses tutti. So no library is loaded before the first group is made. `register` must not raise, because
 that would break `import torch`, and it must not import torch, which is not complete yet when a program imports this
-package first. If TUTTI_TAKE_OVER is set, `register` also begins the take-over (`_takeover`).
+package first. If TUTTI_TAKE_OVER is set, `register` also begins the take-over (`_takeover`); if TUTTI_BIND is set, it
+binds the process to cores (`_binding`), before torch starts threads.
 """
 from __future__ import annotations
 
@@ -22,9 +23,10 @@ def create(options: Any, group_options: Any) -> Any:
     """
     from copy import copy
 
-    from torch_tutti import _compatibility, _reconfigure, _recorder, _stacks, _takeover
+    from torch_tutti import _binding, _compatibility, _reconfigure, _recorder, _stacks, _takeover
     from torch_tutti._extension import load
     extension = load()
+    _binding.check()
     timeout = _compatibility.checked_timeout(options.timeout, f"group {options.group_id}")
     if group_options is not None and not isinstance(group_options, extension.Options):
         if not _takeover.accepts_foreign_options(group_options):
@@ -52,6 +54,9 @@ def register() -> None:
             problem = "this torch has no torch.distributed"
         elif "tutti" not in distributed.Backend.backend_list:
             distributed.Backend.register_backend("tutti", create, extended_api=True, devices=["cpu", "cuda"])
+        if "TUTTI_BIND" in os.environ:
+            from torch_tutti._binding import bind
+            bind()
         if problem is None and "TUTTI_TAKE_OVER" in os.environ:
             from torch_tutti._takeover import from_environment
             from_environment()

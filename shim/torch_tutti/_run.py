@@ -8,12 +8,12 @@ import shutil
 import sys
 from pathlib import Path
 
-from torch_tutti import _takeover
+from torch_tutti import _binding, _takeover
 
 DEFAULT = "nccl,gloo"
 # Backends that torch always knows. Checking others imports torch, which takes a second.
 CERTAIN = {"nccl", "gloo"}
-USAGE = "tutti run [--backends NAMES] SCRIPT.py | -m MODULE | COMMAND ..."
+USAGE = "tutti run [--backends NAMES] [--bind] SCRIPT.py | -m MODULE | COMMAND ..."
 
 
 def split(arguments: list[str]) -> tuple[list[str], list[str]]:
@@ -39,9 +39,10 @@ def command_of(program: list[str]) -> list[str]:
     return [path, *program[1:]]
 
 
-def run(backends: str, program: list[str]) -> None:
-    """Replaces this process by the program, with the take-over of these backends (a comma-separated list). Raises
-    ValueError or OSError when the program cannot be started."""
+def run(backends: str, program: list[str], binds: bool = False) -> None:
+    """Replaces this process by the program, with the take-over of these backends (a comma-separated list). binds: the
+    ranks that it starts are bound to cores (`_binding`). Raises ValueError or OSError when the program cannot be
+    started."""
     names = _takeover.parse(backends)
     if not names or not CERTAIN.issuperset(names):
         _takeover.check(names)
@@ -49,5 +50,7 @@ def run(backends: str, program: list[str]) -> None:
         raise ValueError("TORCH_DEVICE_BACKEND_AUTOLOAD is set, so torch would not load tutti: unset it")
     command = command_of(program)
     os.environ[_takeover.VARIABLE] = ",".join(names)
+    if binds:
+        os.environ[_binding.VARIABLE] = "cores"
     sys.stdout.flush()
     os.execv(command[0], command)

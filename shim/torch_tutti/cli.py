@@ -83,7 +83,7 @@ def _schedule(arguments: argparse.Namespace) -> int:
 
 def _run_program(arguments: argparse.Namespace) -> int:
     """Becomes the program, on tutti; does not return."""
-    _run.run(arguments.backends, arguments.program)
+    _run.run(arguments.backends, arguments.program, arguments.bind)
     return 0
 
 
@@ -161,6 +161,7 @@ def _parser() -> argparse.ArgumentParser:
                               description="Runs a program and replaces the named backends by tutti.")
     run.add_argument("--backends", metavar="NAMES", default=_run.DEFAULT,
                      help="backends to replace (default: %(default)s)")
+    run.add_argument("--bind", action="store_true", help="bind each rank of this host to cores of its own")
     run.set_defaults(run=_run_program)
     add_bench(commands).set_defaults(run=_bench)
     add_model(commands).set_defaults(run=_model)
