@@ -36,6 +36,9 @@
     X(socket_ifname, "TUTTI_SOCKET_IFNAME", TEXT, "", "", \
       "network interfaces between hosts: names or prefixes, as in eth,ib0; =eth0 for exactly that one; " \
       "^docker,lo for all but these (empty: the one that leads to the store's host)") \
+    X(ports, "TUTTI_PORTS", TEXT, "", "", \
+      "TCP ports at which processes listen for other hosts, as in 30000-30100; each process takes the first free " \
+      "ones (empty: any free port)") \
     X(ucx, "TUTTI_UCX", TEXT, "libucp.so.0", "", "UCX libraries to try in this order, separated by colons") \
     X(verbs, "TUTTI_VERBS", TEXT, "libibverbs.so.1", "", \
       "libibverbs libraries to try in this order, separated by colons") \

@@ -5,6 +5,7 @@
 #include "backend/base/settings.h"
 #include "backend/join/interface.h"
 #include "backend/join/mapping.h"
+#include "backend/links/ports.h"
 #include "backend/links/tls.h"
 #include "backend/transports/fabrics.h"
 #include <arpa/inet.h>
@@ -26,6 +27,7 @@ tutti_status transport_check(void)
     char unknown[FABRIC_TEXT_BYTES], names[64] = "";
     unsigned set = fabrics_parse_names(settings_get()->transport, unknown);
     TRY(encryption_check());
+    TRY(ports_check_setting());
     if (set && encryption_is_required() && set != 1u << fabric_number_by_name("tcp"))
         return status_fail(TUTTI_UNSUPPORTED,
             "TUTTI_ENCRYPTION=required, but TUTTI_TRANSPORT=%.100s: only tcp can be encrypted",

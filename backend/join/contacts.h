@@ -4,8 +4,9 @@
 
 /* Returns true if TUTTI_TRANSPORT names a transport. */
 bool transport_is_given(void);
-/* Checks the settings of transports and of encryption. INVALID_ARGUMENT: TUTTI_TRANSPORT has an unknown name, and the
-   text gives the nearest known one. UNSUPPORTED: the transport cannot be encrypted. */
+/* Checks the settings of transports, of encryption and of ports. INVALID_ARGUMENT: TUTTI_TRANSPORT has an unknown name,
+   and the text gives the nearest known one; or TUTTI_PORTS is no range. UNSUPPORTED: the transport cannot be
+   encrypted. */
 tutti_status transport_check(void);
 /* Sets the contact of `mine`, the address at which other hosts reach this process, and listens there if needed. `mine`
    has its `simulates` already. See join_offer_address. */

@@ -21,7 +21,8 @@ static tutti_status host_exchange_fail_late(tutti_comm *comm, const struct trans
     char here[MEMBER_TEXT_BYTES], there[MEMBER_TEXT_BYTES];
     return comm_fail(comm, TUTTI_TIMEOUT,
         "%s of %s has a link with %s, but has not %s in time: either that host waits for one of its ranks or for "
-        "another host, or messages do not get through (a firewall, or the wrong interface: see TUTTI_SOCKET_IFNAME)",
+        "another host, or messages do not get through (a firewall: see TUTTI_PORTS; or the wrong interface: "
+        "see TUTTI_SOCKET_IFNAME)",
         member_print(group, group->rank, here), group->name, member_print(group, transfer->peer, there),
         transfer->is_send ? "reached it by messages" : "received its report that it has joined");
 }

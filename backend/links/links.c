@@ -6,6 +6,7 @@
 #include "backend/base/settings.h"
 #include "backend/base/status.h"
 #include "backend/links/link.h"
+#include "backend/links/ports.h"
 #include "backend/links/tcp.h"
 #include <assert.h>
 #include <errno.h>
@@ -29,7 +30,7 @@ static int links_listen_at(const struct sock_address *at)
 }
 tutti_status links_listen(const struct sock_address *at, struct sock_address *out)
 {
-    char address[SOCK_ADDRESS_TEXT_BYTES];
+    char address[SOCK_ADDRESS_TEXT_BYTES], why[PORTS_TEXT_BYTES];
     pthread_mutex_lock(&registry.lock);
     assert(registry.users > 0);
     int error = links.listener < 0 ? links_listen_at(at) : 0;
@@ -37,7 +38,7 @@ tutti_status links_listen(const struct sock_address *at, struct sock_address *ou
     pthread_mutex_unlock(&registry.lock);
     if (!error) return TUTTI_OK;
     return status_fail(TUTTI_SYSTEM, "cannot listen at %s for processes of other hosts: %s",
-        sock_address_print(at, address), strerror(-error));
+        sock_address_print(at, address), ports_print_listen_error(error, why));
 }
 /* Forgets this process's address and incoming connections, for a restart or a forked child. */
 static void links_reset(void)
@@ -92,16 +93,16 @@ static const char *link_error_reason(int error)
     case -EPROTO: return "what listens there is another program, or another job";
     case -EALREADY:
         return "it tries to connect to this process at the same time, without success: is there a "
-               "firewall?";
+               "firewall (see TUTTI_PORTS)?";
     case -ECONNRESET:
     case -EPIPE: return "it closed the connection: it has ended, or another program or job listens there";
-    case -ECONNREFUSED: return "nobody listens there: it has ended, or a firewall refuses";
+    case -ECONNREFUSED: return "nobody listens there: it has ended, or a firewall refuses (see TUTTI_PORTS)";
     case 0:
     case -ETIMEDOUT:
     case -EHOSTUNREACH:
     case -ENETUNREACH:
-        return "no answer: it is stopped, or there is a firewall, or this interface does not lead there (see "
-               "TUTTI_SOCKET_IFNAME)";
+        return "no answer: it is stopped, or a firewall closes this port (see TUTTI_PORTS), or this interface does not "
+               "lead there (see TUTTI_SOCKET_IFNAME)";
     default: return strerror(-error);
     }
 }

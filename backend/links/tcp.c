@@ -3,6 +3,7 @@
 #include "backend/links/tcp.h"
 #include "backend/base/descriptor.h"
 #include "backend/base/settings.h"
+#include "backend/links/ports.h"
 #include <errno.h>
 #include <linux/tcp.h>
 #include <netinet/in.h>
@@ -102,17 +103,26 @@ static int tcp_close_with_error(int descriptor, int error)
     close(descriptor);
     return -error;
 }
-int tcp_listen(const struct sock_address *at)
+/* Listens at a port of an address, the context. It is a listen_at_port. */
+static int tcp_listen_at_port(void *context, uint16_t port)
 {
     union local_name name;
-    int descriptor = tcp_open_socket(at->family);
+    struct sock_address at = *(const struct sock_address *)context;
+    int descriptor = tcp_open_socket(at.family);
     if (descriptor < 0) return descriptor;
-    socklen_t bytes = tcp_name_of_address(at, at, &name);
-    if (at->family == AF_INET6) tcp_set_option(descriptor, IPPROTO_IPV6, IPV6_V6ONLY, 1);
-    if (at->port) tcp_set_option(descriptor, SOL_SOCKET, SO_REUSEADDR, 1);
+    at.port = port;
+    socklen_t bytes = tcp_name_of_address(&at, &at, &name);
+    if (at.family == AF_INET6) tcp_set_option(descriptor, IPPROTO_IPV6, IPV6_V6ONLY, 1);
+    /* Connections of an earlier process may still occupy the port for a minute. */
+    if (port) tcp_set_option(descriptor, SOL_SOCKET, SO_REUSEADDR, 1);
     if (bind(descriptor, &name.any, bytes) != 0 || listen(descriptor, LISTEN_QUEUE) != 0)
         return tcp_close_with_error(descriptor, errno);
     return descriptor;
+}
+int tcp_listen(const struct sock_address *at)
+{
+    struct sock_address address = *at;
+    return at->port ? tcp_listen_at_port(&address, at->port) : ports_listen_at_first_free(tcp_listen_at_port, &address);
 }
 int tcp_start_connect(const struct sock_address *at, const struct sock_address *near)
 {

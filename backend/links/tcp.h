@@ -3,7 +3,7 @@
 #pragma once
 #include "backend/links/sock_address.h"
 
-/* Listens at that address; port 0 means any port. Returns the socket, or -errno. */
+/* Listens at that address; port 0 means any port that TUTTI_PORTS allows. Returns the socket, or -errno. */
 int tcp_listen(const struct sock_address *at);
 /* Starts to connect to that address, and returns the socket, or -errno. The socket becomes writable when it is
    connected, or when tcp_take_error returns the reason. `near` gives the scope of this process's link-local addresses,

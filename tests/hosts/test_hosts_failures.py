@@ -142,7 +142,7 @@ def test_unanswered_connection_ends_after_the_timeout_of_the_group(fresh, lab, t
     """The first operation's connection gets no answer, as when a cable is pulled just then. A kernel retries for two
     minutes, but the ranks get an error after the timeout of the group."""
     some = fresh(*BLOCKS, environment={"TUTTI_TRANSPORT": transport, "UCX_TCP_PORT_RANGE": "17000-17099"})
-    lab.hosts.close_ports(1, *ports)
+    lab.hosts.close_ports(1, ports)
     try:
         begin = time.monotonic()
         some.begin(hasty)

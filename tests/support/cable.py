@@ -2,7 +2,8 @@
 another.
 
     python cable.py join A B 2ms 1% PARENT      delays the frames from A to B by 2 ms, and drops 1 % of them
-    python cable.py join A B 0ms 700-799 PARENT drops only new TCP connections to these ports, in both directions
+    python cable.py join A B 0ms 1-9,700-799 PARENT
+                                                drops only new TCP connections to these ports, in both directions
     python cable.py plain A                     turns off A's offloads, so that it sends whole frames with checksums
 
 `join` ends when the process with the number PARENT has ended.
@@ -98,7 +99,7 @@ if __name__ == "__main__":
     if sys.argv[1] == "plain":
         make_plain(sys.argv[2])
     else:
-        first, _, last = sys.argv[5].partition("-")
-        ports = range(int(first), int(last) + 1) if last else ()
-        lost = 0 if last else float(first.rstrip("%")) / 100
+        ends = [part.split("-") for part in sys.argv[5].split(",")] if "-" in sys.argv[5] else []
+        ports = {port for first, last in ends for port in range(int(first), int(last) + 1)}
+        lost = 0 if ends else float(sys.argv[5].rstrip("%")) / 100
         join(sys.argv[2], sys.argv[3], seconds(sys.argv[4]), lost, ports, int(sys.argv[6]))

@@ -277,11 +277,11 @@ class Hosts:
         if rate:
             self.on_host(host, f"tc qdisc add dev eth0 root tbf rate {rate} burst 256k latency 100ms")
 
-    def close_ports(self, host: int, first: int, last: int) -> None:
-        """Drops, until plain(), the packets of new connections to these ports, to this host and from it to others,
-        without an error. Connections that exist stay."""
+    def close_ports(self, host: int, *ranges: tuple[int, int]) -> None:
+        """Drops, until plain(), the packets of new connections to these ranges of ports, to this host and from it to
+        others, without an error. Connections that exist stay."""
         self.plain(host)
-        self.lay_cable(host, "", f"{first}-{last}")
+        self.lay_cable(host, "", ",".join(f"{first}-{last}" for first, last in ranges))
 
     def plain(self, host: int) -> None:
         """Ends what shape and close_ports have set for a host."""
@@ -295,7 +295,7 @@ class Hosts:
 
     def lay_cable(self, host: int, delay: str, loss: str) -> None:
         """Leads the frames of a host through a process that delays and drops them (cable.py). `loss` is a part of them,
-        as in 1%, or a range of ports to close, as in 700-799."""
+        as in 1%, or ranges of ports to close, as in 1-9,700-799."""
         self.on_host(host, f"{sys.executable} {CABLE} plain eth0")
         self.on_switch(f"ip link add name c{host} type veth peer name b{host}", f"ip link set p{host} nomaster",
                        f"ip link set b{host} master br0 up", f"ip link set c{host} up",

@@ -1,6 +1,7 @@
 /* The address where this process listens, and how it opens sockets. It uses the network interface that leads to the
  * other hosts, with IPv4 if the interface has such an address. Simulated hosts use loopback. */
 #include "backend/base/descriptor.h"
+#include "backend/links/ports.h"
 #include "backend/links/tcp.h"
 #include "backend/transports/tcp/sockets.h"
 #include <arpa/inet.h>
@@ -74,18 +75,37 @@ static void sockets_store_address(struct sockets *sockets, const union name *nam
     memcpy(sockets->address.address, &name->six.sin6_addr, sizeof name->six.sin6_addr);
     sockets->scope_id = name->six.sin6_scope_id;
 }
+/* Listens at a port of an address, the context (union name), which gets the port. It is a listen_at_port. */
+static int tcp_listen_at_port(void *context, uint16_t port)
+{
+    union name *name = context;
+    socklen_t bytes = socket_name_bytes(name);
+    int descriptor = tcp_socket_open(name->any.sa_family);
+    if (descriptor < 0) return descriptor;
+    if (name->any.sa_family == AF_INET) name->four.sin_port = htons(port);
+    else {
+        name->six.sin6_port = htons(port);
+        tcp_set_option(descriptor, IPPROTO_IPV6, IPV6_V6ONLY, 1);
+    }
+    /* Connections of an earlier process may still occupy the port for a minute. */
+    if (port) tcp_set_option(descriptor, SOL_SOCKET, SO_REUSEADDR, 1);
+    if (bind(descriptor, &name->any, bytes) == 0 && listen(descriptor, LISTEN_QUEUE) == 0
+        && getsockname(descriptor, &name->any, &bytes) == 0)
+        return descriptor;
+    int error = errno;
+    close(descriptor);
+    return -error;
+}
 tutti_status tcp_address_listen(struct sockets *sockets, const struct fabric_environment *environment)
 {
+    char why[PORTS_TEXT_BYTES];
     union name name = { .four = { .sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK) } };
     const char *device = environment->simulated ? NULL : environment->device;
     if (device) TRY(device_find_address(device, &name));
-    socklen_t bytes = socket_name_bytes(&name);
-    int descriptor = sockets->listener.descriptor = tcp_socket_open(name.any.sa_family);
-    if (descriptor < 0) return status_fail(TUTTI_SYSTEM, "cannot create a socket for TCP: %s", strerror(-descriptor));
-    if (name.any.sa_family == AF_INET6) tcp_set_option(descriptor, IPPROTO_IPV6, IPV6_V6ONLY, 1);
-    if (bind(descriptor, &name.any, bytes) != 0 || listen(descriptor, LISTEN_QUEUE) != 0
-        || getsockname(descriptor, &name.any, &bytes) != 0)
-        return status_fail(TUTTI_SYSTEM, "TCP cannot listen on %s: %s", device ? device : "loopback", strerror(errno));
+    int descriptor = sockets->listener.descriptor = ports_listen_at_first_free(tcp_listen_at_port, &name);
+    if (descriptor < 0)
+        return status_fail(TUTTI_SYSTEM, "TCP cannot listen on %s: %s", device ? device : "loopback",
+            ports_print_listen_error(descriptor, why));
     sockets_store_address(sockets, &name);
     return TUTTI_OK;
 }

@@ -6,6 +6,7 @@
 #include "backend/base/dynamic_library.h"
 #include "backend/base/log.h"
 #include "backend/base/settings.h"
+#include "backend/links/ports.h"
 #include <dirent.h>
 #include <dlfcn.h>
 #include <pthread.h>
@@ -40,6 +41,10 @@ static void ucx_set_environment_defaults(void)
         { "UCX_TCP_KEEPIDLE", "2s" }, { "UCX_TCP_KEEPINTVL", "1s" }, { "UCX_TCP_KEEPCNT", "3" },
         { "UCX_TCP_CONN_NB", "y" }, { "UCX_KEEPALIVE_INTERVAL", "inf" }, { "UCX_WARN_UNUSED_ENV_VARS", "n" } };
     for (size_t i = 0; i < sizeof defaults / sizeof *defaults; i++) setenv(defaults[i][0], defaults[i][1], 0);
+    struct port_range range;
+    /* The range has the same form in UCX. Without it UCX takes any port. */
+    if (port_range_parse(settings_get()->ports, &range) && range.first)
+        setenv("UCX_TCP_PORT_RANGE", settings_get()->ports, 0);
     /* Only UCX's caches of registered memory need memory events, and TCP has no such cache. */
     if (!ucx_has_rdma()) setenv("UCX_MEM_EVENTS", "n", 0);
 }

@@ -95,7 +95,11 @@ static tutti_status ucx_worker_start(struct fabric *fabric, const struct fabric_
     worker = (struct worker){ .ucp = NULL };
     TRY(ucx_library_load());
     TRY(ucx_context_create(environment->device, environment->simulated));
-    return ucx_worker_create(fabric);
+    int lock;
+    TRY(ucx_reserve_port(&lock));
+    tutti_status status = ucx_worker_create(fabric);
+    ucx_unlock_ports(lock);
+    return status;
 }
 
 /* ---- progress ---- */

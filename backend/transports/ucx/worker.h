@@ -98,3 +98,9 @@ void ucx_endpoints_shutdown(struct fabric *fabric);
 void ucx_endpoint_disconnect(struct fabric *fabric, struct endpoint *endpoint);
 /* Frees all endpoints. The worker must be destroyed before, because it may still complete sends over them. */
 void ucx_endpoints_free(struct fabric *fabric);
+
+/* ---- ports.c ---- */
+/* Checks that a port of TUTTI_PORTS is free, and sets *lock for ucx_unlock_ports, which the caller calls when UCX
+   listens. SYSTEM: the range is used up. */
+tutti_status ucx_reserve_port(int *lock);
+void ucx_unlock_ports(int lock);

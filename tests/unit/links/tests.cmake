@@ -1,4 +1,4 @@
-tutti_units(unit_links control links links link_failures link_strangers link_secrets tls)
+tutti_units(unit_links control links links ports link_failures link_strangers link_secrets tls)
 target_link_libraries(unit_links PRIVATE peers_world)
 tutti_encrypted(test_links)
 # The tests of a process without OpenSSL. They run alone, because a process opens OpenSSL once.
