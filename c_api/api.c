@@ -101,6 +101,7 @@ tutti_status tutti_comm_destroy(tutti_comm *comm)
     comm_destroy(comm);
     return TUTTI_OK;
 }
+void tutti_set_interrupt_check(bool (*is_interrupted)(void)) { interrupt_set_check(is_interrupted); }
 tutti_status tutti_comm_abort(tutti_comm *comm)
 {
     if (!comm || comm_is_inherited_by_fork(comm)) return call_check_comm(comm);

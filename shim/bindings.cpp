@@ -3,6 +3,7 @@
 #include "shim/futures.hpp"
 #include "shim/memory.hpp"
 #include "shim/process_group.hpp"
+#include "shim/signals.hpp"
 #include <c10/util/ScopeExit.h>
 #include <pybind11/chrono.h>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
@@ -301,6 +302,15 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module)
     call_functions_bind(module);
     memory_functions_bind(module);
     recorder_functions_bind(module);
-    module.def("_quiesce", &tutti::Futures::quiesce, py::call_guard<py::gil_scoped_release>(),
-        "Stops completing futures; called when the interpreter exits.");
+    module.def("_raise_interrupt", &tutti::signals_throw_raised,
+        "Raises the exception of a signal handler that has ended the last wait of this thread in the core.");
+    module.def(
+        "_quiesce",
+        [] {
+            tutti::threads_begin_ending();
+            tutti::Futures::quiesce();
+        },
+        py::call_guard<py::gil_scoped_release>(),
+        "Stops completing futures, and threads that come back from a wait; called when the interpreter exits.");
+    tutti::signals_watch();
 }

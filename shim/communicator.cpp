@@ -1,6 +1,7 @@
 /* Maps statuses to Python's exceptions, counts forks, and closes communicators. */
 #include "shim/communicator.hpp"
 #include "shim/gil.hpp"
+#include "shim/signals.hpp"
 #include <c10/util/Exception.h>
 #include <pthread.h>
 #include <pybind11/pybind11.h>
@@ -18,8 +19,13 @@ PyObject *Error::python_type()
         return PyExc_RuntimeError;
     }
 }
-void error_throw(tutti_status status, const std::string &text) { throw Error(status, text); }
-void error_throw_last(tutti_status status) { throw Error(status, tutti_get_last_error()); }
+void error_throw(tutti_status status, const std::string &text)
+{
+    thread_stop_if_ending();
+    signals_throw_raised();
+    throw Error(status, text);
+}
+void error_throw_last(tutti_status status) { error_throw(status, tutti_get_last_error()); }
 std::string error_text(const std::exception &error)
 {
     auto *of_torch = dynamic_cast<const c10::Error *>(&error);

@@ -19,6 +19,7 @@ struct Error : torch::PyTorchError {
     PyObject *python_type() override;
     tutti_status status;
 };
+/* Throws the exception of a signal handler instead, if that has ended the last wait of this thread. */
 [[noreturn]] void error_throw(tutti_status status, const std::string &text);
 /* Throws with the text of this thread's last error in the core. */
 [[noreturn]] void error_throw_last(tutti_status status);

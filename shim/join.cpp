@@ -1,6 +1,7 @@
 /* Joins a group through torch's store. */
 #include "shim/join.hpp"
 #include "shim/process_group.hpp"
+#include "shim/signals.hpp"
 #include <algorithm>
 #include <atomic>
 #include <c10/util/Exception.h>
@@ -128,7 +129,7 @@ static tutti_comm *comm_join_through_store(const c10::intrusive_ptr<c10d::Store>
     const std::string &group, const Options &options, std::chrono::milliseconds timeout,
     const std::function<void()> &check)
 {
-    StoreBridge bridge{ store, "", check, nullptr };
+    StoreBridge bridge{ store, "", signals_add_to_check(check), nullptr };
     tutti_config config = TUTTI_CONFIG_INIT;
     config.rank = rank;
     config.size = size;
@@ -145,7 +146,7 @@ static tutti_comm *comm_join_through_store(const c10::intrusive_ptr<c10d::Store>
     /* Some ranks of a merged group may be of another start of torchrun. */
     std::string store_host = store_get_host(store, options.merged_size ? 0 : job);
     config.store_host = store_host.empty() ? nullptr : store_host.c_str();
-    config.is_cancelled = check ? store_bridge_poll_cancelled : nullptr;
+    config.is_cancelled = bridge.check ? store_bridge_poll_cancelled : nullptr;
     tutti_comm *comm = nullptr;
     tutti_status status = tutti_comm_init(&comm, &config);
     if (status == TUTTI_OK && members.empty() && !options.merged_size) job_size = size;
@@ -160,6 +161,7 @@ c10::intrusive_ptr<Communicator> communicator_join(const c10::intrusive_ptr<c10d
     const std::string &group, const Options &options, std::chrono::milliseconds timeout,
     const std::function<void()> &check)
 {
+    signals_watch();
     auto communicator =
         c10::make_intrusive<Communicator>(comm_join_through_store(store, rank, size, group, options, timeout, check));
     if (timeout == options.timeout || tutti_comm_set_timeout(communicator->get(), options.timeout.count()) == TUTTI_OK)

@@ -247,6 +247,7 @@ bool ProcessGroupTutti::run_directly(Start begin)
         error_throw(status, text);
     }
     ++sequence_;
+    thread_stop_if_ending();
     return true;
 }
 /* True if all tensors have equally many elements. */
@@ -343,6 +344,7 @@ WorkPointer ProcessGroupTutti::start(const Call &call, Footprint footprint, Star
     tutti_status status = begin(communicator_->get(), &operation.request);
     if (status == TUTTI_OK) {
         if (blocking) work->finish_blocking(operation);
+        thread_stop_if_ending();
         WorkPointer handle = operation.run ? finish_on_stream(call, work, operation) : nullptr;
         turn.reset();
         if (coalesced && !hooks_->completion.empty()) return coalesced->add_part();

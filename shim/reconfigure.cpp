@@ -186,6 +186,15 @@ c10::intrusive_ptr<ProcessGroupTutti> ProcessGroupTutti::change_members(const Ch
         recorder::rank_set(roster.rank);
         member_->end(roster, TUTTI_OK, "");
         return changed;
+    } catch (const pybind11::error_already_set &) {
+        /* A signal handler has raised it. */
+        std::exception_ptr raised = std::current_exception();
+        try {
+            fail_change(roster, TUTTI_ABORTED,
+                c10::str("reconfigure (uuid ", change.uuid, "): this rank was interrupted"));
+        } catch (const Error &) {
+            std::rethrow_exception(raised);
+        }
     } catch (const Error &error) {
         fail_change(roster, error.status, error.what());
     } catch (const std::exception &error) {

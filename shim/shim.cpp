@@ -18,6 +18,7 @@
 #include "shim/process_group.cpp"
 #include "shim/reconfigure.cpp"
 #include "shim/recorder.cpp"
+#include "shim/signals.cpp"
 #include "shim/sparse.cpp"
 #include "shim/streams.cpp"
 #include "shim/window.cpp"

@@ -5,6 +5,7 @@
 #include "shim/work.hpp"
 #include "shim/futures.hpp"
 #include "shim/gil.hpp"
+#include "shim/signals.hpp"
 #include <ATen/record_function.h>
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/StreamGuard.h>
@@ -306,6 +307,8 @@ void Work::wait_for(Operation &operation, std::chrono::milliseconds timeout)
         tutti_wait(&operation.request, timeout.count());
         /* The core's request is over, but finish() may still run on the progress thread. */
         operation.over.wait(false, std::memory_order_acquire);
+        /* The operation may have succeeded although the wait was interrupted. */
+        signals_throw_raised();
     }
     if (operation.outcome == TUTTI_OK) return;
     communicator_->report_failure();
@@ -324,6 +327,7 @@ bool Work::wait(std::chrono::milliseconds timeout)
     block_current_streams();
     if (part_keys_.empty()) drop_tensors();
     reap();
+    thread_stop_if_ending();
     return true;
 }
 

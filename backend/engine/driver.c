@@ -236,7 +236,7 @@ static bool driver_awaits_bytes(const tutti_comm *comm, int64_t n, const struct 
 {
     return n < RECEIVING_TURNS && !blocked->core_is_wanted && router_is_receiving(comm->router);
 }
-void driver_drive(tutti_comm *comm, struct operation *op)
+bool driver_drive(tutti_comm *comm, struct operation *op, struct interrupt_timer *timer)
 {
     comm_stop_listening(comm);
     for (int64_t n = 0; !operation_is_over(op); n++) {
@@ -244,8 +244,9 @@ void driver_drive(tutti_comm *comm, struct operation *op)
         wait_set_clear(&blocked);
         uint32_t bell = atomic_load_explicit(&comm->submission.bell, memory_order_acquire);
         if (driver_make_progress(comm, &blocked) || driver_check_periodically(comm, n)) { n = -1; continue; }
+        if (n % CHECK_EVERY == CHECK_EVERY - 1 && interrupt_is_due(timer)) return operation_is_over(op);
         bool is_alone = op->collective == POINT_TO_POINT && message_waits_for_itself(comm, op);
-        if (is_alone && message_withdraw(comm, op)) return;
+        if (is_alone && message_withdraw(comm, op)) return true;
         if (driver_awaits_bytes(comm, n, &blocked)) {
             cpu_pause_briefly();
             continue;
@@ -257,6 +258,7 @@ void driver_drive(tutti_comm *comm, struct operation *op)
         if (sleeps) wait_set_sleep(&blocked, atomic_load(&most_sleep_ms));
         n = driver_turn_before_check(n);
     }
+    return true;
 }
 bool driver_drive_briefly(tutti_comm *comm, int turns)
 {

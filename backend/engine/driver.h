@@ -4,6 +4,7 @@
  * the communicator, its own and that of other threads. If operations are left when it leaves, it hands the communicator
  * to the progress thread. It wakes that thread unless the operations can be deferred (deferral.h). */
 #pragma once
+#include "backend/engine/interrupt.h"
 #include "backend/engine/operation.h"
 
 /* The longest sleep before a driver checks for failures (20 ms). Progress never depends on this limit, because every
@@ -79,8 +80,9 @@ bool driver_make_progress(tutti_comm *comm, struct wait_set *blocked);
 bool driver_check_periodically(tutti_comm *comm, int64_t n);
 /* Returns a number m > n, so that turn m + 1 checks for failures (driver_check_periodically). */
 int64_t driver_turn_before_check(int64_t n);
-/* Drives until the operation is over. */
-void driver_drive(tutti_comm *comm, struct operation *op);
+/* Drives until the operation is over, or the thread's check for interrupts is due (NULL: never). Returns true if it is
+   over. */
+bool driver_drive(tutti_comm *comm, struct operation *op, struct interrupt_timer *timer);
 /* Drives for at most `turns` turns. It stops earlier when a peer needs this core, or no operation is open. Returns true
    if an operation made progress. */
 bool driver_drive_briefly(tutti_comm *comm, int turns);

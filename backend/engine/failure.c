@@ -215,3 +215,8 @@ void failure_request_stop(tutti_comm *comm, tutti_status status)
     atomic_compare_exchange_strong(&comm->outcome.stop, &none, (uint32_t)-status);
     comm_wake_driver(comm);
 }
+void failure_request_interrupt(tutti_comm *comm)
+{
+    if (!atomic_load(&comm->outcome.stop)) atomic_store(&comm->outcome.interrupted, true);
+    failure_request_stop(comm, TUTTI_ABORTED);
+}

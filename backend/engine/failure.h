@@ -13,6 +13,8 @@ struct outcome {
     _Atomic uint32_t lost;
     /* The negated status to fail with after an abort or a destroy, or 0. */
     _Atomic uint32_t stop;
+    /* Set before `stop` if the reason is that a thread of this rank was interrupted while it waited. */
+    _Atomic bool interrupted;
     /* Set once status and detail are valid. */
     _Atomic uint32_t failed;
     tutti_status status;
@@ -23,6 +25,8 @@ struct outcome {
 void failure_record_lost_rank(tutti_comm *comm, int rank);
 /* Asks the driver to fail the communicator with `status`, because it is aborted or destroyed. */
 void failure_request_stop(tutti_comm *comm, tutti_status status);
+/* Asks the driver to fail the communicator with ABORTED, because a thread of this rank was interrupted in a wait. */
+void failure_request_interrupt(tutti_comm *comm);
 /* Returns OK, or the status with which the communicator has failed, and then sets this thread's last error. */
 tutti_status comm_get_failure(tutti_comm *comm);
 /* Returns true if that rank has destroyed its communicator. */

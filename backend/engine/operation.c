@@ -7,6 +7,8 @@
 enum { POLLS_BEFORE_WAKING = 50 };
 /* Tests without progress, after which this rank rings its peers. Few suffice, because tests are far apart. */
 enum { IDLE_TESTS = 8 };
+/* A thread that waits without sleeping looks for interrupts once in so many turns. */
+enum { LOOK_EVERY = 64 };
 
 void operation_init(struct operation *out, tutti_comm *comm, int collective, uint64_t count, tutti_dtype dtype,
     int root)
@@ -50,13 +52,60 @@ static void operation_submit(tutti_comm *comm, struct operation *op)
     driver_wake(comm);
     atomic_fetch_sub(&comm->submission.inside, 1);
 }
+/* Waits until the operation is over, by driving it if this thread can get the role, or until the thread's check for
+   interrupts is due. Returns true if it is over. The caller is inside the communicator, and is outside afterwards. */
+static bool operation_await(struct operation *op, struct interrupt_timer *timer)
+{
+    tutti_comm *comm = op->comm;
+    bool is_due = false;
+    for (int64_t n = 0; !is_due; n++) {
+        struct wait_set set;
+        wait_set_clear(&set);
+        /* This thread must yield the core if the driver last waited on the same core. */
+        set.core_is_wanted = atomic_load(&comm->executor.site.own_control->core) == wait_core();
+        completions_await(&set);
+        if (operation_is_over(op)) break;
+        if (driver_try_acquire(comm)) {
+            bool is_over = driver_drive(comm, op, timer);
+            /* The role now keeps the communicator from being destroyed. */
+            atomic_fetch_sub(&comm->submission.inside, 1);
+            driver_hand_over_role(comm);
+            return is_over;
+        }
+        bool sleeps = !backoff_step(&comm->group.backoff, n, set.core_is_wanted);
+        if (sleeps) wait_set_sleep(&set, atomic_load(&most_sleep_ms));
+        is_due = (sleeps || n % LOOK_EVERY == LOOK_EVERY - 1) && interrupt_is_due(timer);
+    }
+    atomic_fetch_sub(&comm->submission.inside, 1);
+    return !is_due;
+}
+/* Fails the communicator because this rank was interrupted, waits until the operation is over, and returns an error in
+   any case. */
+static tutti_status operation_end_interrupted(struct operation *op)
+{
+    if (operation_enter_comm(op)) {
+        failure_request_interrupt(op->comm);
+        operation_await(op, NULL);
+    }
+    TRY(operation_get_result(op));
+    return status_repeat(TUTTI_ABORTED, "this thread was interrupted while it waited");
+}
+/* Runs the check for interrupts, which is due, and goes on to wait for the operation. */
+static tutti_status operation_check_and_wait(struct operation *op, struct interrupt_timer *timer)
+{
+    do {
+        if (interrupt_run_check()) return operation_end_interrupted(op);
+    } while (operation_enter_comm(op) && !operation_await(op, timer));
+    return operation_get_result(op);
+}
 /* Drives the operation to its end, hands over the role of the driver, and returns the result. */
 static tutti_status operation_end_as_driver(tutti_comm *comm, struct operation *op)
 {
-    if (!operation_is_over(op)) driver_drive(comm, op);
+    struct interrupt_timer timer = { 0 };
+    bool is_over = operation_is_over(op) || driver_drive(comm, op, &timer);
     comm->run_queue.driven = NULL;
     driver_hand_over_role(comm);
-    return operation_get_result(op);
+    return is_over ? operation_get_result(op) : operation_check_and_wait(op, &timer);
 }
 /* Runs a blocking call as the driver. On an idle communicator with quick peers, no queue and no polling stand between
    the call and the shared memory. */
@@ -151,28 +200,10 @@ static tutti_status operation_wait_for_stream(struct operation *op, int64_t time
 tutti_status operation_wait(struct operation *op, int64_t timeout_ms)
 {
     if (operation_is_on_stream(op)) return operation_wait_for_stream(op, timeout_ms);
+    struct interrupt_timer timer = { 0 };
     if (!operation_enter_comm(op)) return operation_get_result(op);
-    tutti_comm *comm = op->comm;
     if (timeout_ms > 0) operation_shorten_deadline(op, timeout_ms);
-    for (int64_t n = 0;; n++) {
-        struct wait_set set;
-        wait_set_clear(&set);
-        /* This thread must yield the core if the driver last waited on the same core. */
-        set.core_is_wanted = atomic_load(&comm->executor.site.own_control->core) == wait_core();
-        completions_await(&set);
-        if (operation_is_over(op)) break;
-        if (driver_try_acquire(comm)) {
-            driver_drive(comm, op);
-            /* The role now keeps the communicator from being destroyed. */
-            atomic_fetch_sub(&comm->submission.inside, 1);
-            driver_hand_over_role(comm);
-            return operation_get_result(op);
-        }
-        if (!backoff_step(&comm->group.backoff, n, set.core_is_wanted))
-            wait_set_sleep(&set, atomic_load(&most_sleep_ms));
-    }
-    atomic_fetch_sub(&comm->submission.inside, 1);
-    return operation_get_result(op);
+    return operation_await(op, &timer) ? operation_get_result(op) : operation_check_and_wait(op, &timer);
 }
 /* Drives the communicator for at most `turns` turns if its operations are deferred, because no other thread drives them
    then. After each IDLE_TESTS calls without progress it rings peers that have deferred their part. */

@@ -328,14 +328,25 @@ static tutti_status comm_fail_with_streams(tutti_comm *comm, const struct stream
 {
     return comm_fail(comm, streams->failure.status, "%s", streams->failure.detail);
 }
+/* Fails the communicator because this rank has requested it. */
+static tutti_status comm_fail_stopped(tutti_comm *comm)
+{
+    char what[STATUS_DETAIL_BYTES / 2];
+    const struct group *group = &comm->group;
+    tutti_status status = (tutti_status)-(int)atomic_load(&comm->outcome.stop);
+    if (!atomic_load(&comm->outcome.interrupted))
+        return comm_fail(comm, status, "%s was aborted, or destroyed while operations ran, by rank %d", group->name,
+            group->rank);
+    failure_describe_running(comm, what, sizeof what);
+    return comm_fail(comm, status, "rank %d of %s was interrupted (by Ctrl-C or another signal) while it waited in %s",
+        group->rank, group->name, what);
+}
 /* Fails the communicator for a reason. Returns OK if it may go on. */
 static tutti_status reason_handle(tutti_comm *comm, const struct reason *reason)
 {
     switch (reason->cause) {
     case NONE: break;
-    case STOPPED:
-        return comm_fail(comm, (tutti_status)-(int)atomic_load(&comm->outcome.stop),
-            "%s was aborted, or destroyed while operations ran, by rank %d", comm->group.name, comm->group.rank);
+    case STOPPED: return comm_fail_stopped(comm);
     case FAILED: return comm_get_failure(comm);
     case FAILED_BY_ANOTHER: return comm_adopt_peer_failure(comm);
     case DECIDED: return comm_adopt_decision(comm);

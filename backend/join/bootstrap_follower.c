@@ -223,7 +223,7 @@ static void follower_publish_cancel(struct follower *follower)
 {
     char key[STORE_KEY_BYTES];
     if (!follower->has_answered || follower_has_other_terms(follower)) return;
-    follower->why = "its caller has cancelled the join";
+    follower->why = "its caller has cancelled the join, or was interrupted";
     follower->mine->status = TUTTI_ABORTED;
     peers_abort_join(follower->first.token);
     store_key_of_record(&follower->first, follower->config->rank, key);

@@ -44,7 +44,9 @@ def _check(status: int) -> None:
         return
     library = _library()
     text = library.tutti_get_last_error().decode()
-    from torch_tutti import exceptions
+    from torch_tutti import _extension, exceptions
+    if _extension._loaded is not None:
+        _extension._loaded._raise_interrupt()
     raise exceptions._BY_STATUS.get(status, exceptions.InternalError)(text)
 
 

@@ -1,4 +1,4 @@
-set(names agreement fast_path tuner_run collectives messages monitored errors async shared_tensors
+set(names agreement fast_path tuner_run collectives messages monitored errors interrupts async shared_tensors
   shared_failures shared_messages repeats ring one_sided versions prediction uneven queue
   properties network eviction priority rows)
 # bitwise tests arithmetic, and the other two need processes
