@@ -221,13 +221,10 @@ static tutti_status operation_apply_options(struct operation *op, tutti_request 
 /* Enqueues an operation on the stream of its request. After an error the request is unchanged. */
 static tutti_status call_run_on_stream(struct operation *prepared, tutti_request *request)
 {
-    bool even = prepared->collective < POINT_TO_POINT && !prepared->uneven && !prepared->sum.rows.function;
-    free(prepared->uneven);
-    prepared->uneven = NULL;
-    if (!even)
+    if (prepared->collective >= POINT_TO_POINT || prepared->sum.rows.function)
         return status_refuse(TUTTI_UNSUPPORTED,
-            "operations on CUDA streams are collectives with even counts: no messages, no uneven counts, no norms and "
-            "no windows; synchronize the stream and call without on_stream");
+            "operations on CUDA streams are collectives: no messages, no norms and no windows; synchronize the stream "
+            "and call without on_stream");
     prepared->request = request;
     prepared->queued.queue = request_get_queue(request);
     request->refused = false;
@@ -240,9 +237,10 @@ tutti_status call_run_operation(struct operation *prepared, tutti_request *reque
     struct operation *op = prepared;
     bool grouped = !request && group_depth;
     tutti_status status = operation_apply_options(prepared, request);
-    if (status == TUTTI_OK && request && request_is_on_stream(request)) return call_run_on_stream(prepared, request);
+    bool on_stream = status == TUTTI_OK && request && request_is_on_stream(request);
+    if (on_stream) status = call_run_on_stream(prepared, request);
     if (status == TUTTI_OK && grouped) status = group_add_request(&request);
-    if (status != TUTTI_OK) {
+    if (status != TUTTI_OK || on_stream) {
         free(prepared->uneven);
         return status;
     }

@@ -396,8 +396,8 @@ TUTTI_API tutti_status tutti_mem_alloc_common(void **out, size_t bytes, tutti_co
    request.on_stream. Such a call enqueues the operation on request.stream and returns; buffers are memory of the
    device. The operation runs after the work that the stream has, and before work that it gets later. No thread and no
    kernel waits for other ranks. The buffers must stay until the stream has run the operation. tutti_test, tutti_wait,
-   `done` and a queue report when that has happened. A call may wait while the device has too much work. Operations on
-   streams take even counts, no messages and no norms, and reductions take at most 16 ranks; others are refused with
+   `done` and a queue report when that has happened. A call may wait while the device has too much work. Only
+   collectives without norms run on streams, and reductions take at most 16 ranks; others are refused with
    UNSUPPORTED. The operations on streams of a communicator run in the order of their calls, on any streams, and beside
    those of the host. If the group fails, all its streams go on within 100 ms, and the results are undefined. A
    communicator is opened once. If one rank cannot open its device, all ranks get an error with that rank and its cause,

@@ -1,6 +1,7 @@
-/* Opens a communicator for operations on CUDA streams. The ranks report three times: when the driver and the kernels
-   are open, when each has its slots, and when each has opened those of its peers. So it is open on all ranks or on
-   none. After a failed attempt the stream thread frees the slots, when no rank has those of another open. */
+/* Opens a communicator for operations on CUDA streams. The ranks report four times: when the driver and the kernels
+   are open, when each has the words, when each has its slots, and when each has opened those of its peers. So it is
+   open on all ranks or on none. After a failed attempt the stream thread frees the slots, when no rank has those of
+   another open. */
 #include "backend/base/memory.h"
 #include "backend/base/settings.h"
 #include "backend/comm/comm.h"
@@ -117,7 +118,10 @@ static tutti_status cuda_opening_run(struct cuda_opening *opening)
     tutti_comm *comm = opening->comm;
     TRY(cuda_opening_exchange_reports(opening, cuda_opening_prepare(opening)));
     TRY(cuda_opening_check_devices(opening));
-    TRY(comm_allocate_common(comm, stream_words_count_bytes(comm->group.size), &opening->streams->words));
+    /* A rank that lacks the words cannot announce that it uses the slots of its peers no more, so that none frees them.
+       Therefore no rank allocates slots before all ranks have the words. */
+    TRY(cuda_opening_exchange_reports(opening,
+        comm_allocate_common(comm, stream_words_count_bytes(comm->group.size), &opening->streams->words)));
     TRY(cuda_opening_exchange_reports(opening, cuda_opening_create_site(opening)));
     TRY(cuda_opening_exchange_reports(opening, cuda_opening_connect_peers(opening)));
     return cuda_opening_publish(opening);

@@ -28,12 +28,13 @@ static const struct algorithm *stream_algorithm_for_size(enum collective collect
     const char *name = collective != ALLREDUCE ? "read" : one_shot ? "one_shot" : "two_shot";
     return collectives_find_algorithm(collective, name);
 }
-/* The algorithm of the call counts, then that of the communicator, if it has no messages. */
+/* The algorithm of the call counts, then that of the communicator, if it has no messages and the parts are even. */
 static const struct algorithm *operation_choose_algorithm(const struct operation *op, int ranks)
 {
     const struct algorithm *chosen = atomic_load_explicit(&op->comm->chosen[op->collective], memory_order_relaxed);
     const struct algorithm *wanted = op->algorithm ? op->algorithm : chosen;
-    if (wanted && wanted->host_memory) return wanted;
+    /* Uneven parts need steps that each have a chunk of the rank's own tensors. */
+    if (wanted && wanted->host_memory && !op->uneven) return wanted;
     return stream_algorithm_for_size((enum collective)op->collective, operation_message_bytes(op->comm, op), ranks);
 }
 /* Finds the plan of an operation. The tensors of all ranks count as private and in place. */
@@ -56,6 +57,16 @@ static tutti_status operation_find_plan(struct stream_comm *streams, const struc
     };
     return plan_cache_get(streams->plans, &key, out);
 }
+/* Returns the bytes of a part, or if they are uneven, of the longest part that this rank knows. */
+static size_t operation_longest_part(const struct operation *op)
+{
+    const struct uneven *uneven = op->uneven;
+    size_t longest = 0;
+    if (!uneven) return op->part_bytes;
+    for (int q = 0; q < op->comm->group.size; q++)
+        longest = size_larger(longest, size_larger(uneven->lengths[INPUT][q], uneven->lengths[OUTPUT][q]));
+    return longest;
+}
 /* Describes the operation to the site. */
 static struct stream_operation operation_describe_to_site(const struct operation *op, const struct plan *plan)
 {
@@ -64,11 +75,13 @@ static struct stream_operation operation_describe_to_site(const struct operation
         .plan = plan,
         .input = (CUdeviceptr)(uintptr_t)op->input,
         .output = (CUdeviceptr)(uintptr_t)op->output,
-        .part_bytes = op->part_bytes,
+        .part_bytes = operation_longest_part(op),
         .tile_bytes = tile > 0 ? size_larger((size_t)tile, STREAM_LEAST_TILE) : STREAM_TILE_BYTES,
         .dtype = op->dtype,
         .op = op->op,
         .part_stride = op->part_bytes,
+        .uneven = op->uneven,
+        .deadline_ms = atomic_load(&op->limit.deadline_ms),
     };
     if (op->op == TUTTI_PREMUL_SUM) memcpy(&made.factor, &op->bits, sizeof made.factor);
     else made.label = op->bits;
@@ -85,23 +98,28 @@ static tutti_status stream_comm_check_open(struct stream_comm *streams, tutti_co
     return status_refuse(TUTTI_ABORTED, "this communicator (%s, rank %d) was destroyed; make a new one",
         comm->group.name, comm->group.rank);
 }
+/* Fails because the device had no room in time for an operation of the site, or for the rest of one. */
+static tutti_status operation_fail_without_room(const struct stream_comm *streams, const struct operation *op)
+{
+    char absent[128];
+    stream_comm_list_absent_ranks(streams, atomic_load(&streams->site->enqueued), absent, sizeof absent);
+    return status_fail(TUTTI_TIMEOUT,
+        "rank %d of %s waited %lld ms until the device had room for more work of an operation on a stream: %s%s",
+        op->comm->group.rank, op->comm->group.name, (long long)atomic_load(&op->limit.timeout_ms),
+        absent[0] ? "calls have not been made by rank " : "its streams have too much work", absent);
+}
 /* Enqueues one operation of the site. While the device has too much work, it waits until the deadline of the call. */
 static tutti_status operation_enqueue_in_time(struct stream_comm *streams, struct operation *op,
     const struct stream_operation *part, CUstream stream)
 {
     tutti_status status;
-    char absent[128];
     for (;;) {
         status = stream_site_enqueue_operation(streams->site, part, stream, &op->sequence);
+        bool is_late = clock_ms() >= part->deadline_ms;
+        if (status == TUTTI_TIMEOUT && is_late) return operation_fail_without_room(streams, op);
         if (status != TUTTI_IN_PROGRESS) return status;
         TRY(stream_comm_check_open(streams, op->comm));
-        if (clock_ms() >= atomic_load(&op->limit.deadline_ms)) {
-            stream_comm_list_absent_ranks(streams, atomic_load(&streams->site->enqueued), absent, sizeof absent);
-            return status_fail(TUTTI_TIMEOUT,
-                "rank %d of %s waited %lld ms until the device had room for another operation on a stream: %s%s",
-                op->comm->group.rank, op->comm->group.name, (long long)atomic_load(&op->limit.timeout_ms),
-                absent[0] ? "earlier calls have not been made by rank " : "its streams have too much work", absent);
-        }
+        if (is_late) return operation_fail_without_room(streams, op);
         nanosleep(&(struct timespec){ 0, ROOM_PAUSE_NS }, NULL);
     }
 }
@@ -137,8 +155,10 @@ static tutti_status operation_plan_and_enqueue(struct stream_comm *streams, stru
     op->algorithm = operation_choose_algorithm(op, streams->ranks);
     TRY(status_mark_refusal(operation_find_plan(streams, op, &plan)));
     struct stream_operation whole = operation_describe_to_site(op, plan);
-    size_t most = plan->has_messages ? 0 : stream_cut_find_most_bytes(streams->site, &whole);
-    /* If no part fits, the site refuses the whole with the reason. */
+    bool is_cut = !plan->has_messages && !op->uneven;
+    size_t most = is_cut ? stream_cut_find_most_bytes(streams->site, &whole) : 0;
+    /* If no part fits, the site refuses the whole with the reason. Uneven parts are not cut here, because ranks that do
+       not know all lengths would make different numbers of operations. */
     return operation_enqueue_parts(streams, op, &whole, most ? most : whole.part_bytes, stream);
 }
 /* Hands an operation over to the stream thread. It may end at once, so the caller no longer uses it. */
@@ -149,6 +169,22 @@ static void operation_add_to_open(struct stream_comm *streams, const struct oper
     if (out->queued.queue) queue_add_operation(out);
     stream_comm_append_operation(streams, out);
     stream_thread_wake();
+}
+/* Records why a call has failed, unless the stream thread does, whose text names other ranks. Returns what is recorded,
+   as this thread's last error. */
+static tutti_status stream_comm_record_call_failure(struct stream_comm *streams, tutti_status status)
+{
+    int64_t limit_ms = clock_ms() + RELEASE_MS;
+    char detail[STATUS_DETAIL_BYTES];
+    int cause, finder;
+    strcpy(detail, status_detail());
+    stream_site_poll_group(streams->site, &cause, &finder);
+    bool is_own = cause < 0 || (cause == streams->rank && finder == streams->rank);
+    stream_thread_wake();
+    while (!is_own && !stream_comm_has_failed(streams) && !comm_has_failed(streams->comm) && clock_ms() < limit_ms)
+        nanosleep(&(struct timespec){ 0, ROOM_PAUSE_NS }, NULL);
+    stream_comm_fail(streams, status, "%s", detail);
+    return status_repeat(streams->failure.status, streams->failure.detail);
 }
 /* Fails the communicator because a call has failed, or lets the stream thread do that if another thread drives. Another
    rank may have found the cause before; then its text counts. */
@@ -177,9 +213,12 @@ tutti_status stream_operation_run(const struct operation *prepared, void *stream
     pthread_mutex_lock(&streams->call_lock);
     atomic_store(&streams->has_call, true);
     tutti_status status = operation_plan_and_enqueue(streams, &op, (CUstream)stream);
+    /* The counts stay with the caller. */
+    if (op.uneven) op.count = UNEVEN_COUNT;
+    op.uneven = NULL;
     if (status == TUTTI_OK) operation_add_to_open(streams, &op, out);
     bool fails = status != TUTTI_OK && !status_is_refusal();
-    if (fails) stream_comm_fail(streams, status, "%s", status_detail());
+    if (fails) status = stream_comm_record_call_failure(streams, status);
     atomic_store(&streams->has_call, false);
     pthread_mutex_unlock(&streams->call_lock);
     return fails ? comm_fail_after_call(comm, status) : status;

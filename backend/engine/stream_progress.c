@@ -94,20 +94,34 @@ static void stream_comm_check_departed(struct stream_comm *streams)
         stream_comm_fail(streams, TUTTI_PEER_LOST, "%s", text);
     }
 }
+/* Records that ranks disagree. `finder` has found that `rank` differs. */
+static void stream_comm_record_mismatch(struct stream_comm *streams, int rank, int finder)
+{
+    const struct group *group = &streams->comm->group;
+    unsigned long long number = atomic_load(&streams->site->compared) + 1;
+    struct stream_unequal unequal;
+    if (stream_site_find_unequal_counts(streams->site, number, &unequal))
+        stream_comm_fail(streams, TUTTI_MISMATCH,
+            "all_to_all with uneven counts, operation %llu on streams of %s: rank %d sends %llu bytes to rank %d, "
+            "which expects %llu",
+            number, group->name, group_rank_at_index(group, unequal.sender), (unsigned long long)unequal.sent,
+            group_rank_at_index(group, unequal.receiver), (unsigned long long)unequal.expected);
+    else
+        stream_comm_fail(streams, TUTTI_MISMATCH,
+            "ranks disagree about operation %llu on streams of %s: rank %d and rank %d make different calls; all ranks "
+            "must make the same calls in the same order, with the same counts, algorithm, TUTTI_TILE_BYTES and "
+            "TUTTI_SLOTS",
+            number, group->name, group_rank_at_index(group, finder), group_rank_at_index(group, rank));
+}
 /* Records the failure of the streams of the group. `rank` is its cause, or -1: this rank's device, whose error is this
    thread's last one. */
 static void stream_comm_record_site_failure(struct stream_comm *streams, tutti_status status, int rank, int finder)
 {
     const struct group *group = &streams->comm->group;
-    unsigned long long number = atomic_load(&streams->site->compared) + 1;
     if (rank < 0)
         stream_comm_fail(streams, status, "rank %d of %s: its CUDA device has failed: %s", group->rank, group->name,
             status_detail());
-    else if (status == TUTTI_MISMATCH)
-        stream_comm_fail(streams, status,
-            "ranks disagree about operation %llu on streams of %s: rank %d and rank %d make different calls; all ranks "
-            "must make the same calls in the same order, with the same algorithm, TUTTI_TILE_BYTES and TUTTI_SLOTS",
-            number, group->name, group_rank_at_index(group, finder), group_rank_at_index(group, rank));
+    else if (status == TUTTI_MISMATCH) stream_comm_record_mismatch(streams, rank, finder);
     else
         stream_comm_fail(streams, status, "operations on streams of %s have failed because of rank %d: %s", group->name,
             group_rank_at_index(group, rank), status_message(status));

@@ -3,8 +3,11 @@
 #include "backend/streams/cut.h"
 #include "backend/base/memory.h"
 #include "backend/streams/commands.h"
+#include <limits.h>
 
-enum { LINE = 128 };
+/* TILES_BESIDE: when the stream has come to the end of the prelude of a tile, the rests of that tile and of the one
+   before may not have run. */
+enum { LINE = 128, TILES_BESIDE = 2 };
 
 /* Returns a bound of the calls by which any rank enqueues a tile. A launch follows at most one batch of words. Small
    copies of a step are gathered, large ones are calls of their own. */
@@ -38,19 +41,35 @@ static size_t cut_choose_tile(const struct stream_site *site, const struct strea
     for (int i = 0; i < 2 && tile; i++) tile = size_smaller(plan_find_least_tile(plan, piece, tile), piece);
     return tile <= most ? tile : 0;
 }
+/* Returns the bytes of a chunk in a tile of uneven parts, which depend on no lengths, because ranks may not know those
+   of others. 0: the slots are too small, or so few tiles run at once that their calls find no room. */
+static size_t cut_choose_uneven_tile(const struct stream_site *site, const struct stream_operation *operation,
+    size_t chunks, size_t scratch, size_t *window)
+{
+    const struct plan *plan = operation->plan;
+    size_t wanted = size_round_up((operation->tile_bytes + chunks - 1) / chunks, LINE);
+    /* One rank alone uses no slots. */
+    size_t tile = scratch ? size_smaller(wanted, site->half_bytes / (scratch * (size_t)plan->slots) / LINE * LINE)
+                          : size_larger(operation->part_bytes, 1);
+    size_t fit = (STREAM_CALLS - 2) / size_larger(plan_count_calls(plan, tile), 1);
+    *window = fit > TILES_BESIDE ? fit - TILES_BESIDE : 0;
+    return *window ? tile : 0;
+}
 /* Cuts the message. Returns false if the slots are too small, or the calls are too many. */
 static bool cut_try_message(const struct stream_site *site, const struct stream_operation *operation,
     struct stream_cut *out)
 {
     const struct plan *plan = operation->plan;
     const struct schedule *schedule = plan_schedule_of_rank(plan, plan_rank_of_member(plan, site->rank));
-    size_t pieces = (size_t)schedule->cut, scratch = (size_t)schedule->chunks[SCRATCH];
+    size_t pieces = (size_t)schedule->cut, scratch = (size_t)schedule->chunks[SCRATCH], window = INT_MAX;
     size_t chunks = (size_t)(schedule->chunks[INPUT] > schedule->chunks[OUTPUT] ? schedule->chunks[INPUT]
                                                                                 : schedule->chunks[OUTPUT]);
     size_t piece =
         pieces == 1 ? operation->part_bytes : size_round_up((operation->part_bytes + pieces - 1) / pieces, LINE);
-    size_t tile = cut_choose_tile(site, operation, piece, chunks, scratch);
-    size_t tiles = tile ? (piece + tile - 1) / tile : 1, calls = plan_count_calls_of_tiles(plan, tile, tiles);
+    size_t tile = operation->uneven ? cut_choose_uneven_tile(site, operation, chunks, scratch, &window)
+                                    : cut_choose_tile(site, operation, piece, chunks, scratch);
+    size_t tiles = tile ? size_larger((piece + tile - 1) / tile, 1) : 1;
+    size_t calls = plan_count_calls_of_tiles(plan, tile, size_smaller(tiles, window + TILES_BESIDE));
     *out = (struct stream_cut){
         .site = site,
         .operation = operation,
@@ -58,12 +77,14 @@ static bool cut_try_message(const struct stream_site *site, const struct stream_
         .piece_bytes = piece,
         .tile_bytes = size_larger(tile, 1),
         .slot_stride = size_round_up(tile, LINE),
-        .tiles = (int)tiles,
+        .tiles = (int)size_smaller(tiles, INT_MAX),
+        .has_tile_positions = tiles > 1 || operation->uneven,
         .slots_at = site->enqueued % 2 * site->half_bytes,
         .calls = calls,
+        .window = (int)window,
     };
     out->slot_bytes = out->slot_stride * scratch;
-    return (!piece || tile) && calls <= STREAM_CALLS;
+    return ((!piece && !operation->uneven) || tile) && calls <= STREAM_CALLS;
 }
 tutti_status stream_cut_message(const struct stream_site *site, const struct stream_operation *operation,
     struct stream_cut *out)
@@ -100,9 +121,22 @@ static struct stream_piece cut_locate_chunk_in_slot(const struct stream_cut *cut
         from < cut->piece_bytes ? size_smaller(cut->tile_bytes, cut->piece_bytes - from) : 0,
     };
 }
+/* A step has a chunk of this rank's tensors, whose length counts, because the other end has the same length. */
+static struct stream_piece cut_locate_uneven_chunk(const struct stream_cut *cut, const struct span *span, int index,
+    int tile)
+{
+    const struct stream_operation *operation = cut->operation;
+    const struct uneven *uneven = operation->uneven;
+    CUdeviceptr base = span->buffer == INPUT ? operation->input : operation->output;
+    size_t length = uneven->lengths[span->buffer][span->first + index], from = (size_t)tile * cut->tile_bytes;
+    if (from >= length) return (struct stream_piece){ base, 0 };
+    return (struct stream_piece){ base + uneven->offsets[span->buffer][span->first + index] + from,
+        size_smaller(cut->tile_bytes, length - from) };
+}
 struct stream_piece stream_cut_locate_chunk(const struct stream_cut *cut, const struct span *span, int index, int tile)
 {
     if (span->buffer == SCRATCH) return cut_locate_chunk_in_slot(cut, span, index, tile);
+    if (cut->operation->uneven) return cut_locate_uneven_chunk(cut, span, index, tile);
     const struct stream_operation *operation = cut->operation;
     CUdeviceptr base = span->buffer == INPUT ? operation->input : operation->output;
     size_t pieces = (size_t)cut->schedule->cut, at = (size_t)(span->first + index);

@@ -1,6 +1,6 @@
 /* How a message is cut into tiles, and where the chunks of a tile lie in tensors and slots. */
 #pragma once
-#include "backend/schedule/schedule.h"
+#include "backend/schedule/uneven.h"
 #include "backend/streams/site.h"
 
 /* An operation of this rank. Every rank of the host calls the same one, by the same plan. */
@@ -20,6 +20,11 @@ struct stream_operation {
     size_t part_stride;
     /* A number that must be equal on all ranks. */
     uint64_t label;
+    /* The parts of the tensors, if their lengths differ. Then part_bytes is the longest part that this rank knows.
+       NULL: all have part_bytes. */
+    const struct uneven *uneven;
+    /* When a call that waits for room gives up. Only operations with uneven parts wait in the call. */
+    int64_t deadline_ms;
 };
 struct stream_cut {
     const struct stream_site *site;
@@ -36,8 +41,12 @@ struct stream_cut {
     /* The offset of the operation's slots. */
     size_t slots_at;
     int tiles;
-    /* A bound of the calls by which any rank enqueues the operation. */
+    /* The positions are those of tiles. True if a rank may have several tiles. */
+    bool has_tile_positions;
+    /* A bound of the calls by which any rank enqueues the operation, or if its parts are uneven, of those whose work is
+       not done at any time: those of `window` tiles and the two beside them. */
     size_t calls;
+    int window;
 };
 /* The memory of a chunk in a tile. */
 struct stream_piece {

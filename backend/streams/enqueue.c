@@ -2,20 +2,27 @@
    other ranks and for earlier tiles, so all ranks come to the end. The prelude of a tile, which fills slots, runs
    before the rest of the tile before, so that peers find it done when they come to it.
 
+   If parts are uneven, ranks may have different numbers of tiles. A rank that awaits a tile which its peer does not
+   have goes on when the peer has ended the operation, because the end is written as a position beyond all tiles.
+
    Positions count as on the CPU: base + 1 is the arrival, base + 2 + round * period + step a step. An operation of one
    tile has WORD_ARRIVAL only. The other words have a base of their own, and each operation of several tiles ends by
    writing its end into all of them. So a word is never behind its base by more than one operation, and signed
    differences of 32 bits order all values that can meet. */
 #include "backend/streams/enqueue.h"
+#include "backend/base/clock.h"
 #include "backend/base/dtype.h"
 #include "backend/base/memory.h"
 #include "backend/streams/commands.h"
 #include "backend/streams/release.h"
 #include <string.h>
+#include <time.h>
 
 /* STREAM_OPERATIONS operations of the most positions are less than half of the way to POSITION_RELEASED. They bound how
    far a word is behind a value that a rank awaits. */
 enum { POSITIONS_MOST = 1 << 20 };
+/* How long a call sleeps before it looks again whether its stream has run earlier tiles. */
+enum { TILES_PAUSE_NS = 100000 };
 struct stream_run {
     struct stream_commands commands;
     struct stream_cut cut;
@@ -76,13 +83,19 @@ static tutti_status operation_check_support(const struct stream_site *site, cons
         return status_refuse(TUTTI_INVALID_ARGUMENT, "unknown type %d", (int)operation->dtype);
     if (collective_is_reduction(cut->schedule->collective))
         TRY(status_mark_refusal(stream_kernels_check_operation(site->kernels, operation->dtype, operation->op)));
-    if ((uint64_t)cut->tiles * (uint64_t)operation->plan->period > POSITIONS_MOST)
-        return status_refuse(TUTTI_UNSUPPORTED, "%d tiles are too many for %d steps: use larger tiles or slots",
-            cut->tiles, operation->plan->period);
-    return TUTTI_OK;
+    if ((uint64_t)cut->tiles * (uint64_t)operation->plan->period <= POSITIONS_MOST) return TUTTI_OK;
+    tutti_status status = status_fail(TUTTI_UNSUPPORTED,
+        "%d tiles are too many for %d steps: use larger tiles or slots", cut->tiles, operation->plan->period);
+    /* A rank alone may have too many tiles of uneven parts. */
+    return operation->uneven ? status : status_mark_refusal(status);
 }
 
 /* ---- the declaration ---- */
+/* True if each rank knows only its own counts. */
+static bool operation_has_pairs(const struct stream_operation *operation)
+{
+    return operation->uneven && !uneven_is_equal_on_ranks(operation->uneven);
+}
 static uint64_t hash_add_value(uint64_t hash, uint64_t value)
 {
     hash = (hash ^ value) * 0x9e3779b97f4a7c15u;
@@ -98,11 +111,26 @@ static uint64_t operation_make_fingerprint(const struct stream_operation *operat
     for (const char *at = algorithm->name; *at; at++) hash = hash_add_value(hash, (unsigned char)*at);
     for (int word = 0; word < mask_words(plan->count); word++)
         hash = hash_add_value(hash, mask_word(plan->in_place, word, plan->count));
+    const struct uneven *uneven = operation->uneven;
     const uint64_t values[] = { algorithm->collective, (uint64_t)plan->root, (uint64_t)plan->slots, plan->stage_inputs,
-        plan->stage_sends, operation->part_bytes, operation->tile_bytes, operation->dtype, operation->op,
-        operation->label, operation->op == TUTTI_PREMUL_SUM ? factor : 0 };
+        plan->stage_sends, operation->tile_bytes, operation->dtype, operation->op, operation->label,
+        operation->op == TUTTI_PREMUL_SUM ? factor : 0, uneven != NULL, uneven ? 0 : operation->part_bytes };
     for (size_t i = 0; i < sizeof values / sizeof *values; i++) hash = hash_add_value(hash, values[i]);
+    for (int q = 0; uneven && uneven_is_equal_on_ranks(uneven) && q < plan->size; q++)
+        hash = hash_add_value(hash, uneven->lengths[uneven->agreement][q]);
     return hash;
+}
+/* Publishes what this rank sends to each peer and expects from it. */
+static void operation_publish_counts(struct stream_site *site, const struct uneven *uneven, uint64_t number)
+{
+    struct stream_counts *counts = stream_words_counts(site->words, site->ranks, site->rank, number);
+    /* A peer that reads the old number and new counts reads the number again (release.c). */
+    atomic_store_explicit(&counts->number, 0, memory_order_relaxed);
+    for (int q = 0; q < site->ranks; q++) {
+        atomic_store_explicit(&counts->with[q].sent, uneven->lengths[INPUT][q], memory_order_release);
+        atomic_store_explicit(&counts->with[q].expected, uneven->lengths[OUTPUT][q], memory_order_release);
+    }
+    atomic_store_explicit(&counts->number, number, memory_order_release);
 }
 /* Publishes the declaration, and then the number, from which on the rank is not idle. */
 static void operation_publish_declaration(struct stream_site *site, const struct stream_operation *operation,
@@ -110,6 +138,7 @@ static void operation_publish_declaration(struct stream_site *site, const struct
 {
     struct stream_line *line = stream_site_line_of_rank(site, site->rank);
     struct stream_declaration *declared = &line->declared[number % STREAM_OPERATIONS];
+    if (operation_has_pairs(operation)) operation_publish_counts(site, operation->uneven, number);
     /* A peer that reads the old number and the new fingerprint reads the number again (release.c). */
     atomic_store_explicit(&declared->number, 0, memory_order_relaxed);
     atomic_store_explicit(&declared->fingerprint, operation_make_fingerprint(operation), memory_order_release);
@@ -121,18 +150,19 @@ static void operation_publish_declaration(struct stream_site *site, const struct
 /* ---- positions ---- */
 static int run_word_of_tile(const struct stream_run *run, int tile)
 {
-    return run->cut.tiles == 1 ? WORD_ARRIVAL : WORD_SLOTS + tile % run->cut.operation->plan->slots;
+    return run->cut.has_tile_positions ? WORD_SLOTS + tile % run->cut.operation->plan->slots : WORD_ARRIVAL;
 }
 static uint32_t run_position_in_tile(const struct stream_run *run, int tile, int step)
 {
     const struct plan *plan = run->cut.operation->plan;
-    if (run->cut.tiles == 1) return run->cut.site->base + 2 + (uint32_t)step;
+    if (!run->cut.has_tile_positions) return run->cut.site->base + 2 + (uint32_t)step;
     return run->cut.site->slots_base + 2 + (uint32_t)(tile / plan->slots * plan->period + step);
 }
-/* Returns how far an operation moves the base of the positions of its tiles. */
-static uint32_t run_count_tile_positions(const struct stream_run *run)
+/* Returns how far an operation moves the base of its positions, which is equal on all ranks. */
+static uint32_t run_count_positions(const struct stream_run *run)
 {
     const struct plan *plan = run->cut.operation->plan;
+    if (run->cut.operation->uneven) return 2 + POSITIONS_MOST;
     int rounds = run->cut.tiles == 1 ? 1 : (run->cut.tiles + plan->slots - 1) / plan->slots;
     return (uint32_t)(2 + rounds * plan->period);
 }
@@ -213,7 +243,7 @@ static void run_enqueue_prelude_of_tile(struct stream_run *run, int tile)
     int last = schedule->prelude - 1;
     for (int step = 0; step <= last; step++) run_enqueue_step_of_tile(run, step, tile);
     if (tile > 0) return;
-    bool announces = run->cut.tiles == 1 && last >= 0
+    bool announces = !run->cut.has_tile_positions && last >= 0
         && step_publishes(&schedule->steps[last], 0, 1, run->cut.operation->plan->slots);
     if (!announces) stream_commands_write_word(&run->commands, WORD_ARRIVAL, run->cut.site->base + 1);
 }
@@ -222,11 +252,41 @@ static void run_enqueue_rest_of_tile(struct stream_run *run, int tile)
     for (int step = run->cut.schedule->prelude; step < run->cut.schedule->step_count; step++)
         run_enqueue_step_of_tile(run, step, tile);
 }
+/* True if the stream has come to the end of the prelude of a tile, or the group has failed. */
+static bool run_prelude_is_over(const struct stream_run *run, int tile)
+{
+    const struct stream_line *line = stream_site_line_of_rank(run->cut.site, run->cut.site->rank);
+    uint32_t position = atomic_load(&line->position[run_word_of_tile(run, tile)]);
+    return (int32_t)(position - run_position_in_tile(run, tile, run->cut.schedule->prelude - 1)) >= 0
+        || atomic_load(&run->cut.site->words->failure);
+}
+/* Waits until the stream has come near a tile of uneven parts, so that the queue of the driver has room for it. Even
+   parts need no wait, because all ranks cut a large message into several operations. */
+static void run_await_window(struct stream_run *run, int tile)
+{
+    const struct schedule *schedule = run->cut.schedule;
+    struct stream_site *site = run->commands.site;
+    int awaited = tile - run->cut.window;
+    if (awaited < 0 || !schedule->prelude || !schedule->steps[schedule->prelude - 1].by_tile) return;
+    stream_commands_finish(&run->commands);
+    while (!run->commands.status && !run_prelude_is_over(run, awaited)) {
+        if (clock_ms() >= run->cut.operation->deadline_ms) {
+            run->commands.status = status_fail(TUTTI_TIMEOUT, "the stream has not run tile %d in time", awaited);
+            return;
+        }
+        /* Polls may ask the driver meanwhile whether the device has failed. */
+        pthread_mutex_unlock(&site->driver_lock);
+        nanosleep(&(struct timespec){ 0, TILES_PAUSE_NS }, NULL);
+        pthread_mutex_lock(&site->driver_lock);
+    }
+    if (!run->commands.status) run->commands.status = stream_site_check_group(site);
+}
 static void run_enqueue_all_tiles(struct stream_run *run)
 {
     /* With one slot, the prelude of the next tile waits for the peers' rest of this one. */
     int ahead = run->cut.operation->plan->slots > 1 ? 1 : 0;
     for (int tile = 0; tile < run->cut.tiles + ahead; tile++) {
+        run_await_window(run, tile);
         if (tile < run->cut.tiles) run_enqueue_prelude_of_tile(run, tile);
         if (tile >= ahead) run_enqueue_rest_of_tile(run, tile - ahead);
     }
@@ -234,8 +294,8 @@ static void run_enqueue_all_tiles(struct stream_run *run)
 /* Publishes the end: in all words of slots if tiles have used them, and for the host. */
 static void run_publish_end(struct stream_run *run, struct stream_site *site)
 {
-    uint32_t positions = run_count_tile_positions(run);
-    bool has_tiles = run->cut.tiles > 1;
+    uint32_t positions = run_count_positions(run);
+    bool has_tiles = run->cut.has_tile_positions;
     run_await_all_arrivals(run);
     for (int slot = 0; has_tiles && slot < STREAM_SLOTS; slot++)
         stream_commands_write_word(&run->commands, WORD_SLOTS + slot, site->slots_base + positions);
@@ -265,7 +325,7 @@ static tutti_status run_enqueue_operation(struct stream_run *run, struct stream_
     operation_publish_declaration(site, run->cut.operation, run->number);
     if (run->follows_other_stream)
         stream_commands_await_word(&run->commands, site->rank, WORD_DONE, (uint32_t)(run->number - 1));
-    if (run->cut.tiles > 1) site_raise_awaited_slots(site);
+    if (run->cut.has_tile_positions) site_raise_awaited_slots(site);
     run_enqueue_all_tiles(run);
     run_publish_end(run, site);
     tutti_status status = stream_commands_finish(&run->commands);
@@ -279,6 +339,7 @@ static tutti_status run_enqueue_operation(struct stream_run *run, struct stream_
 static bool site_is_full(const struct stream_site *site, const struct stream_cut *cut)
 {
     uint64_t done = stream_site_read_done_number(site), enqueued = site->enqueued;
+    if (operation_has_pairs(cut->operation) && enqueued - site->compared >= STREAM_COUNTED) return true;
     if (enqueued - (done < site->compared ? done : site->compared) >= STREAM_OPERATIONS) return true;
     return done < enqueued && site->calls - site->calls_before[done % STREAM_OPERATIONS] + cut->calls > STREAM_CALLS;
 }

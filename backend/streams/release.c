@@ -101,6 +101,22 @@ void stream_site_fail_group(struct stream_site *site, tutti_status status, int r
 /* ---- agreement ---- */
 /* How a peer's declaration of an operation compares with that of this rank. */
 enum declared { DECLARED_NOT_YET, DECLARED_EQUAL, DECLARED_OTHER };
+/* Compares counts that agree in pairs. A peer whose entry has a later operation has compared this one itself. */
+static enum declared counts_compare_with_rank(const struct stream_site *site, int rank, uint64_t number)
+{
+    const struct stream_counts *own = stream_words_counts(site->words, site->ranks, site->rank, number),
+                               *theirs = stream_words_counts(site->words, site->ranks, rank, number);
+    if (atomic_load_explicit(&own->number, memory_order_relaxed) != number) return DECLARED_EQUAL;
+    uint64_t before = atomic_load_explicit(&theirs->number, memory_order_acquire);
+    if (before != number) return before > number ? DECLARED_EQUAL : DECLARED_NOT_YET;
+    uint64_t sent = atomic_load_explicit(&theirs->with[site->rank].sent, memory_order_acquire),
+             expected = atomic_load_explicit(&theirs->with[site->rank].expected, memory_order_acquire);
+    if (atomic_load_explicit(&theirs->number, memory_order_relaxed) != number) return DECLARED_NOT_YET;
+    return sent == atomic_load_explicit(&own->with[rank].expected, memory_order_relaxed)
+            && expected == atomic_load_explicit(&own->with[rank].sent, memory_order_relaxed)
+        ? DECLARED_EQUAL
+        : DECLARED_OTHER;
+}
 /* A peer that has declared a later operation in this entry has compared this one itself, and found it equal. */
 static enum declared declaration_compare_with_rank(const struct stream_site *site, int rank, uint64_t number)
 {
@@ -112,8 +128,24 @@ static enum declared declaration_compare_with_rank(const struct stream_site *sit
     if (before != number) return before > number ? DECLARED_EQUAL : DECLARED_NOT_YET;
     uint64_t fingerprint = atomic_load_explicit(&theirs->fingerprint, memory_order_acquire);
     if (atomic_load_explicit(&theirs->number, memory_order_relaxed) != number) return DECLARED_NOT_YET;
-    return fingerprint == atomic_load_explicit(&own->fingerprint, memory_order_relaxed) ? DECLARED_EQUAL
-                                                                                        : DECLARED_OTHER;
+    return fingerprint == atomic_load_explicit(&own->fingerprint, memory_order_relaxed)
+        ? counts_compare_with_rank(site, rank, number)
+        : DECLARED_OTHER;
+}
+bool stream_site_find_unequal_counts(const struct stream_site *site, uint64_t number, struct stream_unequal *out)
+{
+    for (int a = 0; a < site->ranks; a++) {
+        for (int b = 0; b < site->ranks; b++) {
+            const struct stream_counts *of_a = stream_words_counts(site->words, site->ranks, a, number),
+                                       *of_b = stream_words_counts(site->words, site->ranks, b, number);
+            *out =
+                (struct stream_unequal){ a, b, atomic_load(&of_a->with[b].sent), atomic_load(&of_b->with[a].expected) };
+            if (atomic_load(&of_a->number) == number && atomic_load(&of_b->number) == number
+                && out->sent != out->expected)
+                return true;
+        }
+    }
+    return false;
 }
 /* Compares the operations that all ranks have declared since the last call. The caller holds the lock. */
 static void site_compare_new_declarations(struct stream_site *site)

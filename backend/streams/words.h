@@ -11,6 +11,9 @@
 enum { STREAM_SLOTS = 8, WORD_ARRIVAL = 0, WORD_SLOTS = 1, WORD_DONE = WORD_SLOTS + STREAM_SLOTS, STREAM_WORDS };
 /* The most operations that a rank has enqueued and not seen to be done and declared by all ranks. */
 enum { STREAM_OPERATIONS = 256 };
+/* The most operations from the first one that a rank has not seen to be declared by all ranks to one whose counts agree
+   in pairs. */
+enum { STREAM_COUNTED = 64 };
 
 /* A rank's declaration of an operation. `number` counts from 1; 0: empty. */
 struct stream_declaration { _Atomic uint64_t number, fingerprint; };
@@ -26,17 +29,38 @@ struct stream_line {
     /* Operation n has entry n % STREAM_OPERATIONS. */
     struct stream_declaration declared[STREAM_OPERATIONS];
 };
-/* The memory begins zeroed. */
+/* The bytes that a rank sends to a peer, and those that it expects from it. */
+struct stream_pair { _Atomic uint64_t sent, expected; };
+/* A rank's counts of an operation that agree in pairs, by peer. `number` as in a declaration. */
+struct stream_counts {
+    _Atomic uint64_t number;
+    struct stream_pair with[];
+};
+/* The memory begins zeroed. After the lines it has, for each rank, the counts of STREAM_COUNTED operations. */
 struct stream_words {
     /* The first failure of the group, or 0 (release.c). */
     _Atomic uint64_t failure __attribute__((aligned(128)));
     struct stream_line rank[];
 };
+static inline size_t stream_counts_bytes(int ranks)
+{
+    return sizeof(struct stream_counts) + (size_t)ranks * sizeof(struct stream_pair);
+}
 /* Returns the bytes that the words of so many ranks take, in whole pages. */
 static inline size_t stream_words_count_bytes(int ranks)
 {
     enum { PAGE = 4096 };
-    return (sizeof(struct stream_words) + (size_t)ranks * sizeof(struct stream_line) + PAGE - 1) / PAGE * PAGE;
+    size_t bytes = sizeof(struct stream_words)
+        + (size_t)ranks * (sizeof(struct stream_line) + STREAM_COUNTED * stream_counts_bytes(ranks));
+    return (bytes + PAGE - 1) / PAGE * PAGE;
+}
+/* Returns the counts of an operation that a rank declares. */
+static inline struct stream_counts *stream_words_counts(struct stream_words *words, int ranks, int rank,
+    uint64_t number)
+{
+    size_t entry = (size_t)rank * STREAM_COUNTED + number % STREAM_COUNTED;
+    unsigned char *counts = (unsigned char *)&words->rank[ranks];
+    return (struct stream_counts *)(void *)(counts + entry * stream_counts_bytes(ranks));
 }
 /* Returns the offset of a word in the memory. */
 static inline size_t stream_words_offset_of(int rank, int word)

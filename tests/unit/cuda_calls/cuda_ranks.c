@@ -5,7 +5,7 @@
 #include "tests/unit/cuda_kernels/twin.h"
 
 #define SUCCESS(call) REQUIRE((call) == CUDA_SUCCESS)
-enum { SECONDS = 60, SETTINGS_MOST = 8 };
+enum { SECONDS = 60, SETTINGS_MOST = 8, RANKS_MOST = 32 };
 struct cuda_start {
     cuda_body *body;
     bool opens;
@@ -123,9 +123,32 @@ static enum collective call_collective(const struct cuda_call *call)
     fail_msg("no collective %s", call->collective);
     return COLLECTIVE_COUNT;
 }
+size_t cuda_call_count(const struct cuda_call *call, int from, int to)
+{
+    return call->uneven ? call->count * ((unsigned)(from * 3 + to * 6) % 4) / 2 : call->count;
+}
+/* The parts of an uneven call in a buffer with a part of each rank. */
+struct parts { size_t counts[RANKS_MOST], offsets[RANKS_MOST], all; };
+static struct parts call_parts(const struct cuda_rank *rank, const struct cuda_call *call, enum buffer buffer)
+{
+    int own = rank->me->rank, in_pairs = call_collective(call) == ALL_TO_ALL;
+    struct parts parts = { .all = 0 };
+    for (int q = rank->me->size - 1; q >= 0; q--) {
+        int from = in_pairs && buffer == INPUT ? own : q, to = in_pairs && buffer == OUTPUT ? own : q;
+        parts.offsets[q] = parts.all;
+        parts.counts[q] = cuda_call_count(call, from, to);
+        parts.all += parts.counts[q];
+    }
+    return parts;
+}
 static size_t call_bytes(const struct cuda_rank *rank, const struct cuda_call *call, enum buffer buffer)
 {
     enum collective collective = call_collective(call);
+    if (call->uneven) {
+        bool has_all = collective_count_chunks(collective, buffer, 2) == 2;
+        return (has_all ? call_parts(rank, call, buffer).all : cuda_call_count(call, rank->me->rank, rank->me->rank))
+            * tutti_dtype_bytes(call->dtype);
+    }
     if (collective == BARRIER || !collective_has_buffer(collective, call->root, rank->me->rank, buffer)) return 0;
     return (size_t)collective_count_chunks(collective, buffer, rank->me->size) * call->count
         * tutti_dtype_bytes(call->dtype);
@@ -150,7 +173,9 @@ static void numbers_fill(const struct cuda_call *call, int rank, unsigned char *
 static void run_place(const struct cuda_rank *rank, struct cuda_run *run)
 {
     size_t in = run->input_bytes, out = run->output_bytes;
-    size_t mine = (size_t)rank->me->rank * run->call.count * tutti_dtype_bytes(run->call.dtype);
+    size_t mine = run->call.uneven ? call_parts(rank, &run->call, in > out ? INPUT : OUTPUT).offsets[rank->me->rank]
+                                   : (size_t)rank->me->rank * run->call.count;
+    mine *= tutti_dtype_bytes(run->call.dtype);
     SUCCESS(cuMemAlloc_v2(&run->memory, in + out + 1024));
     run->input = run->memory;
     run->output = run->memory + (in + 511) / 256 * 256;
@@ -173,10 +198,25 @@ void cuda_run_prepare(struct cuda_rank *rank, const struct cuda_call *call, stru
     out->request.algorithm = call->algorithm;
     out->request.factor = 2;
 }
+static tutti_status call_run_uneven(const struct cuda_rank *rank, const struct cuda_call *c, const void *in, void *out,
+    tutti_request *request)
+{
+    tutti_comm *comm = rank->me->comm;
+    struct parts sent = call_parts(rank, c, INPUT), received = call_parts(rank, c, OUTPUT);
+    switch (call_collective(c)) {
+    case ALLGATHER: return tutti_all_gather_v(in, out, received.counts, received.offsets, c->dtype, comm, request);
+    case REDUCE_SCATTER:
+        return tutti_reduce_scatter_v(in, sent.counts, sent.offsets, out, c->dtype, c->op, comm, request);
+    default:
+        return tutti_all_to_all_v(in, sent.counts, sent.offsets, out, received.counts, received.offsets, c->dtype, comm,
+            request);
+    }
+}
 static tutti_status call_run(const struct cuda_rank *rank, const struct cuda_call *c, const void *in, void *out,
     tutti_request *request)
 {
     tutti_comm *comm = rank->me->comm;
+    if (c->uneven) return call_run_uneven(rank, c, in, out, request);
     switch (call_collective(c)) {
     case ALLREDUCE: return tutti_all_reduce(in, out, c->count, c->dtype, c->op, comm, request);
     case REDUCE: return tutti_reduce(in, out, c->count, c->dtype, c->op, c->root, comm, request);

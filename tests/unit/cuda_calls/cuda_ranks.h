@@ -37,17 +37,20 @@ _Atomic uint32_t *cuda_stream_block(CUstream stream);
 void cuda_rank_check_device(struct cuda_rank *rank);
 
 /* ---- calls ---- */
-/* A call of all ranks. `collective` is a name of tutti_collective_name. */
+/* A call of all ranks. `collective` is a name of tutti_collective_name. `uneven`: the call ends in _v, and parts have
+   between 0 and 1.5 times `count` elements, the last rank's first. */
 struct cuda_call {
     const char *collective, *algorithm;
     tutti_dtype dtype;
     tutti_op op;
     size_t count;
     int root;
-    bool in_place;
+    bool in_place, uneven;
     /* On stream number `stream` of the rank. */
     int stream;
 };
+/* Returns the elements that rank `from` sends to rank `to`, or that are the part of a rank if both are it. */
+size_t cuda_call_count(const struct cuda_call *call, int from, int to);
 /* A call that runs, with its tensors on the device. */
 struct cuda_run {
     struct cuda_call call;

@@ -137,7 +137,7 @@ static void rank_is_refused(struct cuda_rank *rank)
     struct cuda_run run;
     struct cuda_call call = cuda_call_sum(1000, 0);
     CUgraph graph;
-    static const size_t counts[2] = { 1, 1 }, offsets[2] = { 0, 1 };
+    static const size_t huge[2] = { 1, SIZE_MAX }, offsets[2] = { 0, 1 };
     cuda_run_prepare(rank, &call, &run);
     tutti_request *request = &run.request;
     void *input = (void *)(uintptr_t)run.input, *output = (void *)(uintptr_t)run.output;
@@ -156,8 +156,8 @@ static void rank_is_refused(struct cuda_rank *rank)
     run.call = call;
     expect_refusal(tutti_send(input, 1, TUTTI_UINT8, 1 - rank->me->rank, 0, rank->me->comm, request), TUTTI_UNSUPPORTED,
         "no messages");
-    expect_refusal(tutti_all_gather_v(input, output, counts, offsets, TUTTI_UINT8, rank->me->comm, request),
-        TUTTI_UNSUPPORTED, "no uneven counts");
+    expect_refusal(tutti_all_gather_v(input, output, huge, offsets, TUTTI_FLOAT32, rank->me->comm, request),
+        TUTTI_INVALID_ARGUMENT, "exceed the address space");
     tutti_norm norm = TUTTI_NORM_INIT;
     expect_refusal(tutti_all_reduce_norm(input, output, 10, 10, TUTTI_FLOAT32, &norm, rank->me->comm, request),
         TUTTI_UNSUPPORTED, "no norms");

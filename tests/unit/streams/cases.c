@@ -123,7 +123,7 @@ void case_enqueue(struct stream_rank *rank, struct case_run *run, CUstream strea
 {
     const struct stream_case *c = &run->given;
     struct stream_operation operation = { &run->plan, run->input, run->output, c->count * dtype_bytes(c->dtype),
-        c->tile_bytes, c->dtype, c->op, 0.75, 0, 0 };
+        c->tile_bytes, c->dtype, c->op, 0.75, 0, 0, NULL, 0 };
     struct stream_cut cut;
     uint64_t calls = rank->site->calls;
     if (stream_cut_message(rank->site, &operation, &cut)) fprintf(stderr, "%s\n", status_detail());
@@ -152,7 +152,7 @@ static void memory_compare(const struct stream_rank *rank, const struct case_run
 tutti_status case_try_sum(struct stream_rank *rank, struct case_run *run, CUstream stream)
 {
     struct stream_operation operation = { &run->plan, run->input, run->output, run->given.count * sizeof(float),
-        run->given.tile_bytes, TUTTI_FLOAT32, TUTTI_SUM, 1, 0, 0 };
+        run->given.tile_bytes, TUTTI_FLOAT32, TUTTI_SUM, 1, 0, 0, NULL, 0 };
     return stream_site_enqueue_operation(rank->site, &operation, stream, &run->number);
 }
 void case_free(struct case_run *run)

@@ -12,7 +12,7 @@ static void ranks_sum(struct stream_rank *rank)
     expect_success(cuMemcpyHtoD_v2(input, numbers, sizeof numbers));
     rank_plan(rank, collectives_find_algorithm(ALLREDUCE, "one_shot"), 0, 1, &plan);
     struct stream_operation operation = { &plan, input, output, sizeof numbers, 1 << 20, TUTTI_FLOAT32, TUTTI_SUM, 1, 0,
-        0 };
+        0, NULL, 0 };
     uint64_t number = rank_enqueue(rank, &operation, stream_new());
     expect_true(rank_wait(rank, number) == TUTTI_OK);
     expect_success(cuMemcpyDtoH_v2(numbers, output, sizeof numbers));

@@ -58,7 +58,7 @@ static void ranks_lose_one(struct stream_rank *rank)
     device_is_usable();
     uint64_t number;
     struct stream_operation operation = { &lost[0].plan, lost[0].input, lost[0].output, 12000, 1024, TUTTI_FLOAT32,
-        TUTTI_SUM, 1, 0, 0 };
+        TUTTI_SUM, 1, 0, 0, NULL, 0 };
     expect_true(stream_site_enqueue_operation(rank->site, &operation, streams[0], &number) == TUTTI_PEER_LOST);
     for (int i = 0; i < 3; i++) case_free(&lost[i]);
     rank_await_end(1);
@@ -134,7 +134,7 @@ static void ranks_differ_in_type(struct stream_rank *rank)
     uint64_t number;
     case_prepare(rank, &c, &run);
     struct stream_operation operation = { &run.plan, run.input, run.output, 2000, 1024,
-        rank->rank ? TUTTI_INT32 : TUTTI_FLOAT32, TUTTI_SUM, 1, 0, 0 };
+        rank->rank ? TUTTI_INT32 : TUTTI_FLOAT32, TUTTI_SUM, 1, 0, 0, NULL, 0 };
     expect_true(stream_site_enqueue_operation(rank->site, &operation, stream_new(), &number) == TUTTI_OK);
     while (!stream_site_is_idle(rank->site)) usleep(PAUSE_US);
     expect_true(site_test_operation(rank->site, number) == TUTTI_MISMATCH);
@@ -180,7 +180,8 @@ static void test_plans_that_differ_are_disagreements(void **state)
 static tutti_status case_try(struct stream_rank *rank, const struct case_run *run, tutti_dtype dtype, tutti_op op)
 {
     uint64_t number;
-    struct stream_operation operation = { &run->plan, run->input, run->output, 4096, 1024, dtype, op, 1, 0, 0 };
+    struct stream_operation operation = { &run->plan, run->input, run->output, 4096, 1024, dtype, op, 1, 0, 0, NULL,
+        0 };
     return stream_site_enqueue_operation(rank->site, &operation, NULL, &number);
 }
 static void ranks_refuse(struct stream_rank *rank)
@@ -193,7 +194,7 @@ static void ranks_refuse(struct stream_rank *rank)
     expect_true(case_try(rank, &run, TUTTI_FLOAT32, TUTTI_BAND) == TUTTI_INVALID_ARGUMENT && status_is_refusal());
     uint64_t number;
     struct stream_operation huge = { &run.plan, run.input, run.output, (size_t)1 << 50, 128, TUTTI_FLOAT32, TUTTI_SUM,
-        1, 0, 0 };
+        1, 0, 0, NULL, 0 };
     expect_true(stream_site_enqueue_operation(rank->site, &huge, NULL, &number) == TUTTI_UNSUPPORTED
         && status_is_refusal());
     plan_finish(&run.plan);
@@ -313,7 +314,7 @@ static void *thread_enqueue_barrier(void *argument)
     struct stream_rank *rank = argument;
     struct plan plan;
     rank_plan(rank, collectives_find_algorithm(BARRIER, "read"), 0, 1, &plan);
-    struct stream_operation operation = { &plan, 0, 0, 0, 1, TUTTI_FLOAT32, TUTTI_SUM, 1, 0, 0 };
+    struct stream_operation operation = { &plan, 0, 0, 0, 1, TUTTI_FLOAT32, TUTTI_SUM, 1, 0, 0, NULL, 0 };
     rank_enqueue(rank, &operation, CU_STREAM_PER_THREAD);
     plan_finish(&plan);
     return NULL;
@@ -368,7 +369,7 @@ static void ranks_run_ahead(struct stream_rank *rank)
         1 };
     CUstream stream = stream_new();
     case_prepare(rank, &c, &run);
-    struct stream_operation operation = { &run.plan, 0, 0, 0, 1, TUTTI_FLOAT32, TUTTI_SUM, 1, 0, 0 };
+    struct stream_operation operation = { &run.plan, 0, 0, 0, 1, TUTTI_FLOAT32, TUTTI_SUM, 1, 0, 0, NULL, 0 };
     uint64_t number = 0;
     for (int i = 0; rank->rank == 0 && i < STREAM_OPERATIONS; i++)
         expect_true(stream_site_enqueue_operation(rank->site, &operation, stream, &number) == TUTTI_OK);

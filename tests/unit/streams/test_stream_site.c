@@ -45,7 +45,7 @@ static void process_has_two_ranks(int peer)
         for (int k = 0; k < COUNT; k++) numbers[k] = (float)(k + i);
         expect_success(cuMemcpyHtoD_v2(tensors[i], numbers, COUNT * sizeof *numbers));
         struct stream_operation operation = { &plan, tensors[i], tensors[i], COUNT * sizeof *numbers, 4096,
-            TUTTI_FLOAT32, TUTTI_SUM, 1, 0, 0 };
+            TUTTI_FLOAT32, TUTTI_SUM, 1, 0, 0, NULL, 0 };
         expect_true(stream_site_enqueue_operation(sites[i], &operation, stream_new(), &number) == TUTTI_OK);
         plan_finish(&plan);
     }

@@ -1,0 +1,187 @@
+/* All-to-all with a random number of bytes for each pair of ranks, so that ranks have different numbers of tiles. */
+#include "backend/base/clock.h"
+#include "backend/base/memory.h"
+#include "tests/support/random.h"
+#include "tests/unit/streams/cases.h"
+
+#define STRICT "FAKE_CUDA_HOST_READS=0 FAKE_CUDA_DELAY_US=200 FAKE_CUDA_DELAY="
+enum { OPERATIONS = 12, TILE_BYTES = 8192 };
+/* An operation on one rank. */
+struct exchange {
+    uint64_t seed, number;
+    size_t lengths[2][RANKS_MOST], offsets[2][RANKS_MOST], bytes[2];
+    struct uneven uneven;
+    CUdeviceptr tensors[2];
+};
+
+/* Returns the bytes that a rank sends to another. A few pairs have many. Seed 0: all have equally many. */
+static size_t exchange_length(uint64_t seed, int from, int to)
+{
+    static const size_t lengths[] = { 0, 0, 4, 100, 4097, 30001 };
+    if (!seed) return 100;
+    uint64_t state = seed * 1000 + (uint64_t)(from * RANKS_MOST + to);
+    random_next(&state);
+    return lengths[random_next(&state) % 6];
+}
+static unsigned char exchange_byte(uint64_t seed, int from, int to, size_t i)
+{
+    return (unsigned char)(seed * 31 + (uint64_t)from * 7 + (uint64_t)to * 3 + i + i / 251);
+}
+/* Allocates the tensors, and fills the input. Parts lie in the reverse order of ranks, with a gap after each. */
+static void exchange_prepare(const struct stream_rank *rank, uint64_t seed, struct exchange *out)
+{
+    unsigned char *sent;
+    *out = (struct exchange){ .seed = seed, .uneven = { .agreement = IN_PAIRS } };
+    for (int buffer = INPUT; buffer <= OUTPUT; buffer++) {
+        for (int q = rank->ranks - 1; q >= 0; q--) {
+            size_t length =
+                buffer == INPUT ? exchange_length(seed, rank->rank, q) : exchange_length(seed, q, rank->rank);
+            out->lengths[buffer][q] = length;
+            out->offsets[buffer][q] = out->bytes[buffer];
+            out->bytes[buffer] += length + 12;
+        }
+        out->uneven.lengths[buffer] = out->lengths[buffer];
+        out->uneven.offsets[buffer] = out->offsets[buffer];
+        out->tensors[buffer] = memory_new(out->bytes[buffer]);
+    }
+    sent = calloc(out->bytes[INPUT], 1);
+    for (int q = 0; q < rank->ranks; q++)
+        for (size_t i = 0; i < out->lengths[INPUT][q]; i++)
+            sent[out->offsets[INPUT][q] + i] = exchange_byte(seed, rank->rank, q, i);
+    expect_success(cuMemcpyHtoD_v2(out->tensors[INPUT], sent, out->bytes[INPUT]));
+    free(sent);
+}
+static struct stream_operation exchange_describe(const struct exchange *exchange, const struct plan *plan)
+{
+    struct stream_operation operation = {
+        .plan = plan,
+        .input = exchange->tensors[INPUT],
+        .output = exchange->tensors[OUTPUT],
+        .tile_bytes = TILE_BYTES,
+        .dtype = TUTTI_UINT8,
+        .uneven = &exchange->uneven,
+        .deadline_ms = clock_ms() + 60000,
+    };
+    for (int q = 0; q < RANKS_MOST; q++)
+        operation.part_bytes =
+            size_larger(operation.part_bytes, size_larger(exchange->lengths[INPUT][q], exchange->lengths[OUTPUT][q]));
+    return operation;
+}
+static void exchange_check(const struct stream_rank *rank, const struct exchange *exchange)
+{
+    unsigned char *found = malloc(exchange->bytes[OUTPUT]);
+    expect_success(cuMemcpyDtoH_v2(found, exchange->tensors[OUTPUT], exchange->bytes[OUTPUT]));
+    for (int q = 0; q < rank->ranks; q++)
+        for (size_t i = 0; i < exchange->lengths[OUTPUT][q]; i++)
+            expect_true(found[exchange->offsets[OUTPUT][q] + i] == exchange_byte(exchange->seed, q, rank->rank, i));
+    free(found);
+}
+static void exchange_free(struct exchange *exchange)
+{
+    for (int buffer = INPUT; buffer <= OUTPUT; buffer++) expect_success(cuMemFree_v2(exchange->tensors[buffer]));
+}
+
+/* ---- tests ---- */
+/* Even sums run between the exchanges. Ranks use their two streams in different turns. */
+static void ranks_exchange(struct stream_rank *rank)
+{
+    struct exchange exchanges[OPERATIONS];
+    struct case_run sums[OPERATIONS];
+    struct plan plan;
+    CUstream streams[2] = { stream_new(), stream_new() };
+    struct stream_case sum = { collectives_find_algorithm(ALLREDUCE, "two_shot"), TUTTI_FLOAT32, TUTTI_SUM, 3000, 4096,
+        0, 2, true, 5 };
+    rank_plan(rank, collectives_find_algorithm(ALL_TO_ALL, "read"), 0, 1 + rank->ranks % 3, &plan);
+    for (int i = 0; i < OPERATIONS; i++) {
+        exchange_prepare(rank, (uint64_t)(i + rank->ranks * 100), &exchanges[i]);
+        case_prepare(rank, &sum, &sums[i]);
+    }
+    for (int i = 0; i < OPERATIONS; i++) {
+        struct stream_operation operation = exchange_describe(&exchanges[i], &plan);
+        exchanges[i].number = rank_enqueue(rank, &operation, streams[i / (1 + rank->rank) % 2]);
+        if (i % 3 == 0) case_enqueue(rank, &sums[i], streams[i % 2]);
+    }
+    for (int i = 0; i < OPERATIONS; i++) {
+        expect_true(rank_wait(rank, exchanges[i].number) == TUTTI_OK);
+        if (i % 3 == 0) expect_true(rank_wait(rank, sums[i].number) == TUTTI_OK);
+    }
+    expect_success(cuCtxSynchronize());
+    for (int i = 0; i < OPERATIONS; i++) {
+        exchange_check(rank, &exchanges[i]);
+        exchange_free(&exchanges[i]);
+        if (i % 3 == 0) case_check(rank, &sums[i]);
+        else case_free(&sums[i]);
+    }
+    plan_finish(&plan);
+    rank_close(rank);
+}
+static void test_ranks_with_different_numbers_of_tiles_exchange(void **state)
+{
+    (void)state;
+    static const struct ranks_setup setups[] = {
+        { 2, 2, 0, STRICT "shuffled" },
+        { 4, 2, 64 << 10, STRICT "shuffled FAKE_CUDA_SEED=4" },
+#ifndef FEW
+        { 3, 1, 32 << 10, STRICT "delayed" },
+        { 8, 2, 128 << 10, STRICT "immediate" },
+        { 1, 1, 0, STRICT "immediate" },
+#endif
+    };
+    for (size_t i = 0; i < sizeof setups / sizeof *setups; i++) assert_ranks(&setups[i], ranks_exchange);
+}
+/* One launch fills the slots, one reads them, and there are a batch of words between and one at the end. */
+static void ranks_count_calls(struct stream_rank *rank)
+{
+    struct exchange exchange;
+    struct plan plan;
+    CUstream stream = stream_new();
+    rank_plan(rank, collectives_find_algorithm(ALL_TO_ALL, "read"), 0, 2, &plan);
+    exchange_prepare(rank, 0, &exchange);
+    struct stream_operation operation = exchange_describe(&exchange, &plan);
+    for (uint64_t i = 1; i <= 3; i++) {
+        expect_true(rank_wait(rank, rank_enqueue(rank, &operation, stream)) == TUTTI_OK);
+        expect_true(rank->site->calls <= 4 * i);
+    }
+    exchange_check(rank, &exchange);
+    exchange_free(&exchange);
+    plan_finish(&plan);
+    rank_close(rank);
+}
+static void test_small_exchanges_take_few_calls(void **state)
+{
+    (void)state;
+    assert_ranks(&(struct ranks_setup){ 2, 1, 0, NULL }, ranks_count_calls);
+    assert_ranks(&(struct ranks_setup){ 4, 1, 0, NULL }, ranks_count_calls);
+}
+/* The slots have no room for a tile of 128 bytes from each rank, also on ranks that send less. */
+static void ranks_have_small_slots(struct stream_rank *rank)
+{
+    struct exchange exchange;
+    struct plan plan;
+    uint64_t number;
+    rank_plan(rank, collectives_find_algorithm(ALL_TO_ALL, "read"), 0, 8, &plan);
+    exchange_prepare(rank, 1, &exchange);
+    struct stream_operation operation = exchange_describe(&exchange, &plan);
+    expect_true(stream_site_enqueue_operation(rank->site, &operation, stream_new(), &number) == TUTTI_UNSUPPORTED
+        && status_is_refusal());
+    expect_detail("are too small");
+    exchange_free(&exchange);
+    plan_finish(&plan);
+    rank_close(rank);
+}
+static void test_slots_that_are_too_small_are_refused_on_all_ranks(void **state)
+{
+    (void)state;
+    assert_ranks(&(struct ranks_setup){ 8, 1, 8192, NULL }, ranks_have_small_slots);
+}
+
+unit_function test_stream_uneven;
+int test_stream_uneven(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_ranks_with_different_numbers_of_tiles_exchange),
+        cmocka_unit_test(test_small_exchanges_take_few_calls),
+        cmocka_unit_test(test_slots_that_are_too_small_are_refused_on_all_ranks),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
