@@ -212,7 +212,7 @@ WorkPointer ProcessGroupTutti::alltoall_base(at::Tensor &output, at::Tensor &inp
 {
     Call call{ "tutti:all_to_all", c10d::OpType::ALLTOALL_BASE, options.asyncOp, options.timeout };
     CallGuard guard = enter(call.name());
-    Footprint footprint(call.name());
+    Footprint footprint = make_footprint(call, input);
     Buffer in = footprint.input(input), out = footprint.output(output);
     buffers_check_same_type(call.name(), out, { "output" }, in, { "input" });
     std::vector<size_t> sent, sent_at, received, received_at;

@@ -250,13 +250,6 @@ bool ProcessGroupTutti::run_directly(Start begin)
     thread_stop_if_ending();
     return true;
 }
-/* True if all tensors have equally many elements. */
-static bool list_is_even(const Tensors &list)
-{
-    for (const at::Tensor &tensor : list)
-        if (!tensor.defined() || tensor.numel() != list[0].numel()) return false;
-    return true;
-}
 /* Returns true if the core runs such a call on streams; tutti_comm_open_cuda has the limits. */
 static bool call_can_use_streams(c10d::OpType type, size_t ranks)
 {
@@ -265,10 +258,10 @@ static bool call_can_use_streams(c10d::OpType type, size_t ranks)
         || type == c10d::OpType::REDUCE_SCATTER || type == c10d::OpType::_REDUCE_SCATTER_BASE;
     return !reduces || ranks <= most_summing_ranks;
 }
-Footprint ProcessGroupTutti::make_footprint_of_cuda(const Call &call, c10::Device device, const Tensors *list)
+Footprint ProcessGroupTutti::make_footprint_of_cuda(const Call &call, c10::Device device)
 {
-    bool fits = call_can_use_streams(call.type, size()) && (!list || list_is_even(*list));
-    if (!fits || is_estimating() || communicator_->is_closed()) return Footprint(call.name());
+    if (!call_can_use_streams(call.type, size()) || is_estimating() || communicator_->is_closed())
+        return Footprint(call.name());
     communicator_->check_process();
     device_check_not_capturing(call.name(), device);
     Streams &streams = communicator_->streams;

@@ -1,8 +1,6 @@
 /* The collectives on a list with one tensor for each rank. The core takes counts, and offsets from the list's lowest
  * address. The addresses differ between ranks, so all ranks make the same call with counts and offsets, even if all
- * counts are equal. gather, scatter and operations on streams take no offsets: a rank packs its list unless the tensors
- * are adjacent. Operations on streams take equal counts only. All ranks see the counts of all_gather and
- * reduce_scatter, but each rank sees only its own counts of all_to_all, which therefore runs on no stream. */
+ * counts are equal. gather and scatter take no offsets: a rank packs its list unless the tensors are adjacent. */
 #include "shim/process_group.hpp"
 
 namespace tutti {
@@ -31,14 +29,12 @@ WorkPointer ProcessGroupTutti::allgather(TensorLists &outputs, Tensors &inputs, 
     CallGuard guard = enter(call.name());
     const at::Tensor &input = tensors_get_single(call.name(), inputs);
     const Tensors &list = lists_get_single(call.name(), "output", outputs, size());
-    Footprint footprint = make_footprint(call, input, &list);
+    Footprint footprint = make_footprint(call, input);
     Buffer in = footprint.input(input);
     PartList out(footprint, "output", list);
-    if (footprint.run()) out.pack_unless_adjacent();
     out.pack_if_overlapping(in, getRank());
     out.add_outputs();
     return launch(call, std::move(footprint), [&](tutti_comm *comm, tutti_request *request) {
-        if (request->on_stream) return tutti_all_gather(in.data, out.data, in.count, in.dtype, comm, request);
         return tutti_all_gather_v(in.data, out.data, out.counts.data(), out.offsets.data(), in.dtype, comm, request);
     });
 }
@@ -121,17 +117,14 @@ WorkPointer ProcessGroupTutti::reduce_scatter(Tensors &outputs, TensorLists &inp
     CallGuard guard = enter(call.name());
     const at::Tensor &output = tensors_get_single(call.name(), outputs);
     const Tensors &list = lists_get_single(call.name(), "input", inputs, size());
-    Footprint footprint = make_footprint(call, output, &list);
+    Footprint footprint = make_footprint(call, output);
     Buffer out = footprint.output(output);
     PartList in(footprint, "input", list);
-    if (footprint.run()) in.pack_unless_adjacent();
     in.pack_if_overlapping(out, getRank());
     Reduction r = reduction_from_torch(call.name(), options.reduceOp, out);
     in.add_inputs();
     return launch(call, std::move(footprint), [&](tutti_comm *comm, tutti_request *request) {
         request->factor = r.factor;
-        if (request->on_stream)
-            return tutti_reduce_scatter(in.data, out.data, out.count, out.dtype, r.op, comm, request);
         return tutti_reduce_scatter_v(in.data, in.counts.data(), in.offsets.data(), out.data, out.dtype, r.op, comm,
             request);
     });
@@ -142,9 +135,9 @@ WorkPointer ProcessGroupTutti::alltoall(Tensors &outputs, Tensors &inputs, const
 {
     Call call{ "tutti:all_to_all", c10d::OpType::ALLTOALL, options.asyncOp, options.timeout };
     CallGuard guard = enter(call.name());
-    Footprint footprint(call.name());
     list_check_one_per_rank(call.name(), "output", outputs, size());
     list_check_one_per_rank(call.name(), "input", inputs, size());
+    Footprint footprint = make_footprint(call, inputs[0]);
     PartList in(footprint, "input", inputs), out(footprint, "output", outputs);
     buffers_check_same_type(call.name(), out.parts[0], { "output", 0 }, in.parts[0], { "input", 0 });
     in.pack_if_overlapping(out);

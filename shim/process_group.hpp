@@ -250,14 +250,13 @@ class ProcessGroupTutti final : public c10d::Backend {
     /* Starts an operation without estimates and profilers. */
     WorkPointer start(const Call &call, Footprint footprint, Start begin);
     /* Returns the empty footprint of a call that can run on a stream. It does if `tensor`, which every rank has, is a
-     * CUDA tensor and the group is open for CUDA. The first such call opens it. `list`: the parts of the ranks, whose
-     * counts all ranks know; on a stream they must be equal. NULL: they always are. */
-    Footprint make_footprint(const Call &call, const at::Tensor &tensor, const Tensors *list = nullptr)
+     * CUDA tensor and the group is open for CUDA. The first such call opens it. */
+    Footprint make_footprint(const Call &call, const at::Tensor &tensor)
     {
         if (!tensor.defined() || !tensor.is_cuda()) return Footprint(call.name());
-        return make_footprint_of_cuda(call, tensor.device(), list);
+        return make_footprint_of_cuda(call, tensor.device());
     }
-    Footprint make_footprint_of_cuda(const Call &call, c10::Device device, const Tensors *list);
+    Footprint make_footprint_of_cuda(const Call &call, c10::Device device);
     /* Waits for earlier operations that the next one depends on. Without a stream, it copies the inputs to staging
      * buffers. */
     void prepare_tensors(Footprint &footprint);

@@ -260,7 +260,7 @@ def check_sum_after_message(world):
 def check_next_operation_after_packed_results(world):
     """Checks that an operation follows the copies of an earlier one's results, which run on another stream."""
     x = late(numbers(world.rank, 3000), world.kept["device"])
-    outputs = [torch.zeros(3000, device=x.device) for _ in range(world.size)]
+    outputs = [torch.zeros(3000, 2, device=x.device)[:, 0] for _ in range(world.size)]
     dist.all_gather(outputs, x, async_op=True)
     dist.all_reduce(outputs[1])
     same(outputs[1], world.size * numbers(1, 3000), "a gathered tensor that is summed")

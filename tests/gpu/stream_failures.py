@@ -40,6 +40,19 @@ def check_mismatch(world):
         dist.all_reduce(x, group=group)
 
 
+def check_mismatch_of_splits(world):
+    """Checks that ranks whose splits of an all-to-all differ get an error that names them."""
+    group = dist.new_group()
+    sent = [1, 3] if world.rank == 0 else [1, 1]
+    x, y = (torch.zeros(count, device=world.kept["device"]) for count in (sum(sent), 2))
+    work = dist.all_to_all_single(y, x, [1, 1], sent, group=group, async_op=True)
+    with pytest.raises(dist.DistBackendError, match="rank 0 sends 12 bytes to rank 1, which expects 4"):
+        work.wait(LIMIT)
+    torch.cuda.synchronize()
+    with pytest.raises(dist.DistBackendError, match="rank 0 sends 12 bytes"):
+        dist.all_to_all_single(y, x, [1, 1], sent, group=group)
+
+
 def check_dead_rank(world):
     """Checks that streams go on after the death of a rank, and that calls raise an error."""
     x = opened(world)
@@ -169,5 +182,5 @@ def check_one_rank_without(world):
         assert "because rank 1 failed" in said and "TUTTI_CUDA is 0" in said, said
 
 
-FAILURES = [check_mismatch, check_timeout, check_destroy_has_a_limit]
+FAILURES = [check_mismatch, check_mismatch_of_splits, check_timeout, check_destroy_has_a_limit]
 DEATHS = [check_dead_rank, check_failure_without_a_wait, check_raised_failure_gives_no_warning]

@@ -4,6 +4,7 @@ import pytest
 import stream_checks
 import stream_failures
 import torch
+import uneven_checks
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from training import network
@@ -12,7 +13,7 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(),
                                 reason="needs a GPU: torch.cuda.is_available() is False on this machine")
 
 
-@pytest.mark.parametrize("check", stream_checks.CHECKS, ids=lambda check: check.__name__[6:])
+@pytest.mark.parametrize("check", stream_checks.CHECKS + uneven_checks.CHECKS, ids=lambda check: check.__name__[6:])
 def test_streams(on_gpu, check):
     on_gpu(2).run(check, limit_s=120)
 
