@@ -170,18 +170,16 @@ static void operation_add_to_open(struct stream_comm *streams, const struct oper
     stream_comm_append_operation(streams, out);
     stream_thread_wake();
 }
-/* Records why a call has failed, unless the stream thread does, whose text names other ranks. Returns what is recorded,
-   as this thread's last error. */
+/* Records why a call has failed. If it has only found a failure, the stream thread records the cause. Returns what is
+   recorded, as this thread's last error. */
 static tutti_status stream_comm_record_call_failure(struct stream_comm *streams, tutti_status status)
 {
     int64_t limit_ms = clock_ms() + RELEASE_MS;
     char detail[STATUS_DETAIL_BYTES];
-    int cause, finder;
     strcpy(detail, status_detail());
-    stream_site_poll_group(streams->site, &cause, &finder);
-    bool is_own = cause < 0 || (cause == streams->rank && finder == streams->rank);
     stream_thread_wake();
-    while (!is_own && !stream_comm_has_failed(streams) && !comm_has_failed(streams->comm) && clock_ms() < limit_ms)
+    while (streams->site->found_failure && !stream_comm_has_failed(streams) && !comm_has_failed(streams->comm)
+        && clock_ms() < limit_ms)
         nanosleep(&(struct timespec){ 0, ROOM_PAUSE_NS }, NULL);
     stream_comm_fail(streams, status, "%s", detail);
     return status_repeat(streams->failure.status, streams->failure.detail);

@@ -10,9 +10,10 @@
 #include <stdio.h>
 
 /* LATE_CHECK_MS: how often the thread looks for late operations. TEXT_MS: how long a rank waits for the text of the
-   rank that has found a failure. A rank that leaves waits RELEASE_MS for calls of other ranks and for peers that use
-   its slots, and STREAM_END_MS for operations that all ranks have called. */
-enum { LATE_CHECK_MS = 10, TEXT_MS = 20, STREAM_END_MS = 10000 };
+   rank that has found a failure, and CALL_TEXT_MS: for that of its own call. A rank that leaves waits RELEASE_MS for
+   calls of other ranks and for peers that use its slots, and STREAM_END_MS for operations that all ranks have
+   called. */
+enum { LATE_CHECK_MS = 10, TEXT_MS = 20, CALL_TEXT_MS = 500, STREAM_END_MS = 10000 };
 
 /* ---- ends ---- */
 /* Ends the operations that are done. Returns true if there was one. */
@@ -126,7 +127,8 @@ static void stream_comm_record_site_failure(struct stream_comm *streams, tutti_s
         stream_comm_fail(streams, status, "operations on streams of %s have failed because of rank %d: %s", group->name,
             group_rank_at_index(group, rank), status_message(status));
 }
-/* Looks for a failure of the streams. Another rank that has found it soon publishes its text, which is better. */
+/* Looks for a failure of the streams. Another rank that has found it soon publishes its text, which is better, and so
+   does a call of this rank that has failed. */
 static void stream_comm_check_site(struct stream_comm *streams)
 {
     int cause, finder;
@@ -134,7 +136,9 @@ static void stream_comm_check_site(struct stream_comm *streams)
     if (status == TUTTI_OK || stream_comm_has_failed(streams) || comm_has_failed(streams->comm)) return;
     int64_t now_ms = clock_ms();
     if (!streams->site_failed_ms) streams->site_failed_ms = now_ms;
-    if (finder == streams->rank || now_ms >= streams->site_failed_ms + TEXT_MS)
+    bool by_call = finder == streams->rank && cause == streams->rank && atomic_load(&streams->has_call);
+    bool by_other = finder != streams->rank;
+    if (now_ms >= streams->site_failed_ms + (by_call ? CALL_TEXT_MS : by_other ? TEXT_MS : 0))
         stream_comm_record_site_failure(streams, status, cause, finder);
 }
 /* Looks for other reasons to fail while there is work. */

@@ -279,7 +279,9 @@ static void run_await_window(struct stream_run *run, int tile)
         nanosleep(&(struct timespec){ 0, TILES_PAUSE_NS }, NULL);
         pthread_mutex_lock(&site->driver_lock);
     }
-    if (!run->commands.status) run->commands.status = stream_site_check_group(site);
+    if (run->commands.status) return;
+    run->commands.status = stream_site_check_group(site);
+    site->found_failure = run->commands.status != TUTTI_OK;
 }
 static void run_enqueue_all_tiles(struct stream_run *run)
 {
@@ -362,10 +364,12 @@ tutti_status stream_site_enqueue_operation(struct stream_site *site, const struc
     CUstream stream, uint64_t *number)
 {
     bool entered;
-    TRY(stream_site_check_group(site));
+    tutti_status status = stream_site_check_group(site);
+    site->found_failure = status != TUTTI_OK;
+    TRY(status);
     TRY(status_mark_refusal(stream_site_enter_context(site, &entered)));
     pthread_mutex_lock(&site->driver_lock);
-    tutti_status status = site_enqueue_operation_in_context(site, operation, stream, number);
+    status = site_enqueue_operation_in_context(site, operation, stream, number);
     pthread_mutex_unlock(&site->driver_lock);
     stream_site_leave_context(entered);
     return status;

@@ -65,6 +65,8 @@ struct stream_site {
     _Atomic unsigned polls;
     /* The id of the last operation's stream. */
     uint64_t stream_id;
+    /* The last call that was to enqueue found a failure of the group, so its error is not the cause. */
+    bool found_failure;
 };
 /* Opens the device, loads all kernels, and allocates the slots. It may wait for all work of the device. */
 tutti_status stream_site_create(const struct stream_settings *settings, struct stream_site **out);

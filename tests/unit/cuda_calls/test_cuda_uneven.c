@@ -178,9 +178,25 @@ static void rank_is_alone_in_a_call(struct cuda_rank *rank, bool dies)
 }
 static void rank_is_alone_because_of_a_death(struct cuda_rank *rank) { rank_is_alone_in_a_call(rank, true); }
 static void rank_is_alone_until_its_timeout(struct cuda_rank *rank) { rank_is_alone_in_a_call(rank, false); }
+/* The stream thread asks whether the device works, while the call waits. */
+static void rank_loses_its_device(struct cuda_rank *rank)
+{
+    struct cuda_run run;
+    struct cuda_call call = call_make("all_to_all", 600000, 0);
+    cuda_run_prepare(rank, &call, &run);
+    if (rank->me->rank == 0) {
+        fake_cuda_fail("cuStreamQuery", 1, true, CUDA_ERROR_LAUNCH_FAILED);
+        REQUIRE(cuda_run_start(rank, &run) == TUTTI_SYSTEM);
+        REQUIRE_TEXT("rank 0 of the group: its CUDA device has failed");
+    } else {
+        while (tutti_comm_get_async_error(rank->me->comm) == TUTTI_OK) sleep_us(1000);
+    }
+    free(run.sent);
+}
 static void test_a_call_that_waits_for_room_ends(void **state)
 {
     (void)state;
+    assert_cuda_ranks(2, "TUTTI_CUDA_SLOT_BYTES=8192 " UNORDERED, rank_loses_its_device);
     assert_int_equal(cuda_ranks_run(2, "TUTTI_CUDA_SLOT_BYTES=8192 " UNORDERED, rank_is_alone_because_of_a_death), 1);
     assert_cuda_ranks(2, "TUTTI_CUDA_SLOT_BYTES=8192 " UNORDERED, rank_is_alone_until_its_timeout);
 }

@@ -153,6 +153,33 @@ static void test_small_exchanges_take_few_calls(void **state)
     assert_ranks(&(struct ranks_setup){ 2, 1, 0, NULL }, ranks_count_calls);
     assert_ranks(&(struct ranks_setup){ 4, 1, 0, NULL }, ranks_count_calls);
 }
+/* Each exchange moves the positions by 2^20, so they come half way around while only the first slot is used. Then the
+   values that ranks have awaited in the other slots are old. */
+static void ranks_exchange_often(struct stream_rank *rank)
+{
+    enum { OFTEN = 2100 };
+    static const uint64_t seeds[] = { 203, 0, 203 };
+    struct plan plan;
+    CUstream stream = stream_new();
+    rank_plan(rank, collectives_find_algorithm(ALL_TO_ALL, "read"), 0, 4, &plan);
+    for (int k = 0; k < 3; k++) {
+        struct exchange exchange;
+        exchange_prepare(rank, seeds[k], &exchange);
+        struct stream_operation operation = exchange_describe(&exchange, &plan);
+        for (int i = 0; i < (seeds[k] ? 1 : OFTEN); i++) exchange.number = rank_enqueue(rank, &operation, stream);
+        expect_true(rank_wait(rank, exchange.number) == TUTTI_OK);
+        expect_success(cuCtxSynchronize());
+        exchange_check(rank, &exchange);
+        exchange_free(&exchange);
+    }
+    plan_finish(&plan);
+    rank_close(rank);
+}
+static void test_positions_of_many_exchanges_stay_in_order(void **state)
+{
+    (void)state;
+    assert_ranks(&(struct ranks_setup){ 2, 1, 16 << 10, STRICT "shuffled" }, ranks_exchange_often);
+}
 /* The slots have no room for a tile of 128 bytes from each rank, also on ranks that send less. */
 static void ranks_have_small_slots(struct stream_rank *rank)
 {
@@ -181,6 +208,7 @@ int test_stream_uneven(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_ranks_with_different_numbers_of_tiles_exchange),
         cmocka_unit_test(test_small_exchanges_take_few_calls),
+        cmocka_unit_test(test_positions_of_many_exchanges_stay_in_order),
         cmocka_unit_test(test_slots_that_are_too_small_are_refused_on_all_ranks),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
