@@ -8,7 +8,8 @@
 #define SETTINGS_MAP(X) \
     X(log, "TUTTI_LOG", TEXT, "warn", "", "level of the log on stderr: error, warn, info or debug") \
     X(timeout_ms, "TUTTI_TIMEOUT_MS", NUMBER, "1800000", "1 or more", \
-      "timeout of an operation and of joining, in milliseconds") \
+      "timeout of an operation and of joining, in milliseconds, for programs in C that give none; torch always gives " \
+      "one, 30 minutes by default") \
     X(algorithm, "TUTTI_ALGORITHM", TEXT, "", "", "algorithms of collectives, as in allreduce=ring,broadcast=chain") \
     X(take_over, "TUTTI_TAKE_OVER", TEXT, "", "", \
       "torch backends that tutti replaces, as in nccl,gloo (read when torch is imported)") \

@@ -2,6 +2,7 @@
    hosts use links check addresses and make links. */
 #include "backend/join/contacts.h"
 #include "backend/base/clock.h"
+#include "backend/base/log.h"
 #include "backend/base/settings.h"
 #include "backend/join/interface.h"
 #include "backend/join/mapping.h"
@@ -82,25 +83,42 @@ tutti_status members_check_addresses(const struct group *group)
 }
 
 /* ---- linking ---- */
+/* Writes that this rank has no link to `rank`. The reason is this thread's last error. */
+static void rank_format_no_link(const struct group *group, int rank, char out[STATUS_DETAIL_BYTES])
+{
+    char why[STATUS_DETAIL_BYTES / 2], here[MEMBER_TEXT_BYTES], there[MEMBER_TEXT_BYTES];
+    snprintf(why, sizeof why, "%.500s", status_detail());
+    snprintf(out, STATUS_DETAIL_BYTES, "%s of %s has no link to %s: %s", member_print(group, group->rank, here),
+        group->name, member_print(group, rank, there), why);
+}
 /* Fails with `status` because this rank has no link to `rank`. The reason is this thread's last error. */
 static tutti_status rank_fail_no_link(const tutti_comm *comm, int rank, tutti_status status)
 {
-    const struct group *group = &comm->group;
-    char why[STATUS_DETAIL_BYTES / 2], here[MEMBER_TEXT_BYTES], there[MEMBER_TEXT_BYTES];
-    snprintf(why, sizeof why, "%.500s", status_detail());
-    return status_fail(status, "%s of %s has no link to %s: %s", member_print(group, group->rank, here), group->name,
-        member_print(group, rank, there), why);
+    char text[STATUS_DETAIL_BYTES];
+    rank_format_no_link(&comm->group, rank, text);
+    return status_fail(status, "%s", text);
+}
+/* Warns once that a link takes long: a firewall that drops packets gives no answer before the timeout. */
+static void rank_warn_no_link(const struct group *group, int rank, int64_t *warn_ms)
+{
+    char text[STATUS_DETAIL_BYTES];
+    if (clock_ms() < *warn_ms) return;
+    *warn_ms = INT64_MAX;
+    rank_format_no_link(group, rank, text);
+    LOG(WARN, "after %d s %s", JOIN_WARN_MS / 1000, text);
 }
 /* Waits for the link to a rank of another host, and checks for aborted joins and failures meanwhile. */
 static tutti_status rank_await_link(tutti_comm *comm, int rank, int64_t deadline_ms)
 {
     struct peer *peer = comm->group.peers[rank];
+    int64_t warn_ms = clock_ms() + JOIN_WARN_MS;
     for (;;) {
         int64_t slice_ms = clock_ms() + SLICE_MS;
         bool is_last_slice = slice_ms >= deadline_ms;
         tutti_status status = link_await(peer, is_last_slice ? deadline_ms : slice_ms);
         if (status == TUTTI_OK) return status;
         if (is_last_slice || status != TUTTI_TIMEOUT) return rank_fail_no_link(comm, rank, status);
+        rank_warn_no_link(&comm->group, rank, &warn_ms);
         TRY(shm_group_check_join(&comm->group));
         if (comm_poll_reason_to_fail(comm)) TRY(comm_fail_if_due(comm));
     }

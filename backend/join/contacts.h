@@ -2,6 +2,8 @@
 #pragma once
 #include "backend/engine/comm.h"
 
+/* A rank that waits so long for another host while it joins logs the reason once, as a warning. */
+enum { JOIN_WARN_MS = 10000 };
 /* Returns true if TUTTI_TRANSPORT names a transport. */
 bool transport_is_given(void);
 /* Checks the settings of transports, of encryption and of ports. INVALID_ARGUMENT: TUTTI_TRANSPORT has an unknown name,

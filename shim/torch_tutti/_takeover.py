@@ -39,8 +39,8 @@ _making = threading.local()
 _replacements = Replacements()
 # The backends of each group that was created under a name that was taken over.
 _backends_of: Any = weakref.WeakKeyDictionary()
-# (process, names) of the last logged line.
-_announced: tuple[int, frozenset[str]] = (0, frozenset())
+# The process that has logged a take-over.
+_announced = 0
 
 
 class TakeOver:
@@ -291,19 +291,21 @@ def translate(requested: str, names: frozenset[str], default: str) -> str:
 
 
 def _log_take_over(names: frozenset[str], requested: str, backend: str, group: Any) -> None:
-    """Logs one line in each process for each set of names: a typical mistake is a take-over on some ranks only.
+    """Logs one line in each process, for the first group: a typical mistake is a take-over on some ranks only.
     requested, backend: what the program asked for, and what the group runs on."""
     global _announced
-    if _announced == (os.getpid(), names):
+    if _announced == os.getpid():
         return
-    _announced = (os.getpid(), names)
+    _announced = os.getpid()
     verb = "is taken over" if len(names) == 1 else "are taken over"
     _write_log(f'rank {group.rank()} asked for backend "{requested}" and gets "{backend}", because '
                f'{", ".join(sorted(names))} '
-               f"{verb} (torch_tutti.take_over, tutti run or {VARIABLE})")
+               f"{verb} (torch_tutti.take_over, tutti run or {VARIABLE})", "info")
 
 
 def _write_log(text: str, level: str = "warn") -> None:
-    """Writes a line of the log. Leaves out warnings if TUTTI_LOG is "error"."""
-    if level == "error" or os.environ.get("TUTTI_LOG", "").lower() != "error":
+    """Writes a line of the log if TUTTI_LOG, by default "warn", admits its level."""
+    levels = ["error", "warn", "info", "debug"]
+    limit = os.environ.get("TUTTI_LOG", "").lower()
+    if levels.index(level) <= levels.index(limit if limit in levels else "warn"):
         _log.write(level, text)

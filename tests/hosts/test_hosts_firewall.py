@@ -1,5 +1,8 @@
 """Tests of a firewall between two hosts, which drops new connections to all ports but those of the store and a range.
 With TUTTI_PORTS a job passes it; without, or if the range is used up, all ranks get an error that names the ports."""
+import os
+from datetime import timedelta
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -61,3 +64,28 @@ def test_range_without_a_port_for_messages_is_an_error_on_all(fresh, transport):
 def test_malformed_range_is_an_error_on_all(fresh):
     outcomes = fresh(0, 1, joined=False, timeout_s=20, environment={"TUTTI_PORTS": "17000"}).joined
     failures(outcomes, "ValueError", "TUTTI_PORTS=17000: not a range", "30000-30100")
+
+
+def join_silently(world, path):
+    """Returns the error of joining, and what this rank wrote to standard error meanwhile."""
+    with open(path, "w+") as log:
+        os.dup2(log.fileno(), 2)
+        try:
+            dist.init_process_group("tutti", store=dist.PrefixStore("silent", world.store), rank=world.rank,
+                                    world_size=world.size, timeout=timedelta(seconds=20))
+        except dist.DistBackendError as error:
+            log.seek(0)
+            return str(error), log.read()
+    return "joined", ""
+
+
+def test_dropped_packets_are_reported_before_the_timeout(fresh, firewall, tmp_path):
+    """After 10 s a warning has the text of the later error, with address and rank, once."""
+    some = fresh(0, 1, join=False)
+    for rank, pipe in enumerate(some.pipes):
+        pipe.send((join_silently, (str(tmp_path / str(rank)),)))
+    found = [outcome.value for outcome in some.collect(60)]
+    warned = [log for _, log in found if "warn: after 10 s rank " in log]
+    assert warned and all(error != "joined" for error, _ in found), found
+    for log in warned:
+        assert log.count("warn: after 10 s") == 1 and "TUTTI_PORTS" in log and "rank 0 (" in log and "10.77.0." in log

@@ -243,6 +243,17 @@ def test_killed_command_leaves_no_process(number):
     run.stdout.close()
 
 
+def test_sigterm_ends_processes_that_ignore_it():
+    """The command gets a second to end, not the ten after Ctrl-C."""
+    mark = f"8888.{os.getpid()}"
+    run = subprocess.Popen([SCRIPT, "2", "--", "sh", "-c", f"trap '' INT TERM; echo up; sleep {mark}; sleep {mark}"],
+                           stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    assert {run.stdout.readline(), run.stdout.readline()} == {"h0 | up\n", "h1 | up\n"}
+    run.send_signal(signal.SIGTERM)
+    assert run.wait(9) == 128 + signal.SIGTERM and not marked(mark)
+    run.stdout.close()
+
+
 def test_error_of_a_missing_tool_says_what_to_install(tmp_path):
     run = subprocess.run([sys.executable, SCRIPT, "2", "--", "true"], env={"PATH": str(tmp_path)}, capture_output=True,
                          text=True, timeout=60)

@@ -411,3 +411,22 @@ def make_with_timeouts(world):
 
 def test_timeouts_below_a_millisecond_and_unlimited_ones_are_refused(shared):
     assert shared(2).run(make_with_timeouts) == [True] * 2
+
+
+# ---- the timeout of joining ----
+def join_alone(world, timeout_s, options_s):
+    """Joins a group of two ranks whose other rank never comes. Returns the error."""
+    options = torch_tutti.Options(timeout=datetime.timedelta(seconds=options_s)) if options_s else None
+    if world.rank == 1:
+        return ""
+    with pytest.raises(torch_tutti.TimeoutError) as error:
+        dist.init_process_group("tutti", store=dist.PrefixStore("alone", world.store), rank=0, world_size=2,
+                                timeout=datetime.timedelta(seconds=timeout_s), pg_options=options)
+    return str(error.value)
+
+
+@pytest.mark.parametrize("timeout_s, options_s, counts_ms", [(2, 0, 2000), (40, 3, 3000)])
+def test_timeout_of_the_group_limits_joining(fresh, timeout_s, options_s, counts_ms):
+    """TUTTI_TIMEOUT_MS does not count, because torch gives a timeout."""
+    ranks = fresh(2, join=False, environment={"TUTTI_TIMEOUT_MS": "100"})
+    assert f"rank 1 of 2 has not joined group 0 within {counts_ms} ms" in ranks.run(join_alone, timeout_s, options_s)[0]

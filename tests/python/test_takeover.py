@@ -114,25 +114,29 @@ def test_default_group_runs_on_tutti_under_its_name(two, way):
 
 def forget(_):
     """Makes this process forget that it has announced a take-over."""
-    _takeover._announced = (0, frozenset())
+    _takeover._announced = 0
 
 
 def announce_once(world):
     shown = io.StringIO()
+    os.environ["TUTTI_LOG"] = "info"
     with torch_tutti.take_over("nccl"), redirect_stderr(shown), Group(world, "nccl"):
         dist.new_group(backend="nccl")
+        with torch_tutti.take_over("gloo"):
+            dist.new_group(backend="gloo")
     quiet = io.StringIO()
-    os.environ["TUTTI_LOG"] = "error"
+    del os.environ["TUTTI_LOG"]
     forget(world)
     with torch_tutti.take_over("nccl"), redirect_stderr(quiet), Group(world, "nccl"):
-        del os.environ["TUTTI_LOG"]
+        pass
     return shown.getvalue(), quiet.getvalue()
 
 
-def test_take_over_is_announced_once_and_not_at_level_error(two):
+def test_take_over_is_announced_once_at_level_info(two):
     two.run(forget)
     for shown, quiet in two.run(announce_once):
-        assert shown.count("\n") == 1 and "nccl is taken over (torch_tutti.take_over, tutti run" in shown
+        assert shown.count("\n") == 1 and " info: rank " in shown
+        assert "nccl is taken over (torch_tutti.take_over, tutti run" in shown
         assert quiet == ""
 
 
