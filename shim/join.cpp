@@ -18,9 +18,14 @@ struct StoreBridge {
     c10::intrusive_ptr<c10d::Store> store;
     /* The text of the last exception of the store, empty without one. */
     std::string problem;
+    /* The last exception was an error of the network, so the store's process has probably ended. */
+    bool is_lost = false;
     /* The check of communicator_join(), and its exception or null. */
     std::function<void()> check;
     std::exception_ptr ended;
+    StoreBridge(c10::intrusive_ptr<c10d::Store> used, std::function<void()> caller_check)
+        : store(std::move(used)), check(std::move(caller_check))
+    {}
 };
 
 /* Returns the status of use(store). An exception of the store becomes TUTTI_TIMEOUT or TUTTI_SYSTEM, and its text is
@@ -33,6 +38,7 @@ template <typename Use> static tutti_status store_call_catching(void *context, U
     } catch (const std::exception &e) {
         /* Stores throw different exceptions when a key is late, so the text decides. */
         bridge->problem = error_text(e);
+        bridge->is_lost = dynamic_cast<const c10::DistNetworkError *>(&e);
         bool is_timeout = bridge->problem.find("imeout") != std::string::npos
             || bridge->problem.find("imed out") != std::string::npos;
         return is_timeout ? TUTTI_TIMEOUT : TUTTI_SYSTEM;
@@ -64,7 +70,7 @@ static tutti_status store_bridge_remove(void *context, const char *key)
 {
     auto *bridge = static_cast<StoreBridge *>(context);
     /* Some stores cannot delete keys, which is no problem to report. */
-    StoreBridge unreported{ bridge->store, "", {}, nullptr };
+    StoreBridge unreported(bridge->store, {});
     return store_call_catching(&unreported,
         [&](c10d::Store &store) { return store.deleteKey(key) ? TUTTI_OK : TUTTI_SYSTEM; });
 }
@@ -87,12 +93,26 @@ static bool job_is_on_one_host(int ranks)
     const char *on_host = std::getenv("LOCAL_WORLD_SIZE"), *of_job = std::getenv("WORLD_SIZE");
     return on_host && of_job && std::strcmp(on_host, of_job) == 0 && of_job == std::to_string(ranks);
 }
-/* Returns the host of a TCP store. The text is empty for other stores, for a loopback name, and if all `ranks` of the
- * job are on one host. */
-static std::string store_get_host(c10::intrusive_ptr<c10d::Store> store, int ranks)
+/* Returns the TCP store inside of prefixes, or null for another store. */
+static c10::intrusive_ptr<c10d::TCPStore> store_find_tcp(c10::intrusive_ptr<c10d::Store> store)
 {
     while (auto *prefixed = dynamic_cast<c10d::PrefixStore *>(store.get())) store = prefixed->getUnderlyingStore();
     auto *tcp = dynamic_cast<c10d::TCPStore *>(store.get());
+    return tcp ? c10::intrusive_ptr<c10d::TCPStore>::reclaim_copy(tcp) : nullptr;
+}
+/* Returns the text of a join's error if the process of the store has ended or is out of reach. */
+static std::string store_format_loss(const c10::intrusive_ptr<c10d::Store> &store, int rank, const std::string &group)
+{
+    auto tcp = store_find_tcp(store);
+    std::string at = tcp ? c10::str(" at ", tcp->getHost(), ":", tcp->getPort()) : "";
+    return c10::str("rank ", rank, " cannot join group ", group, ": the process that holds the store", at,
+        " (rank 0, unless the launcher holds it) has ended or cannot be reached; read the last lines of its output");
+}
+/* Returns the host of a TCP store. The text is empty for other stores, for a loopback name, and if all `ranks` of the
+ * job are on one host. */
+static std::string store_get_host(const c10::intrusive_ptr<c10d::Store> &store, int ranks)
+{
+    auto tcp = store_find_tcp(store);
     if (!tcp || job_is_on_one_host(ranks)) return "";
     const std::string &host = tcp->getHost();
     return host == "localhost" || host == "127.0.0.1" || host == "::1" ? "" : host;
@@ -129,7 +149,7 @@ static tutti_comm *comm_join_through_store(const c10::intrusive_ptr<c10d::Store>
     const std::string &group, const Options &options, std::chrono::milliseconds timeout,
     const std::function<void()> &check)
 {
-    StoreBridge bridge{ store, "", signals_add_to_check(check), nullptr };
+    StoreBridge bridge(store, signals_add_to_check(check));
     tutti_config config = TUTTI_CONFIG_INIT;
     config.rank = rank;
     config.size = size;
@@ -152,7 +172,7 @@ static tutti_comm *comm_join_through_store(const c10::intrusive_ptr<c10d::Store>
     if (status == TUTTI_OK && members.empty() && !options.merged_size) job_size = size;
     if (status == TUTTI_OK) return comm;
     if (bridge.ended) std::rethrow_exception(bridge.ended);
-    std::string text = tutti_get_last_error();
+    std::string text = bridge.is_lost ? store_format_loss(store, rank, group) : tutti_get_last_error();
     if (!bridge.problem.empty())
         text += " (the store said: " + bridge.problem.substr(0, bridge.problem.find('\n')) + ")";
     error_throw(status, text);

@@ -116,8 +116,8 @@ void error_text_of_death(const struct group *group, int dead, int seer, const ch
 void error_text_of_leaving(const struct group *group, int gone, int waiter, const char *where, char *out, size_t bytes)
 {
     snprintf(out, bytes,
-        "rank %d of %s has destroyed its communicator, and rank %d waits for it%s; all ranks must make the same "
-        "calls before they destroy it",
+        "rank %d of %s has ended or destroyed its group, and rank %d waits for it%s; see its output for "
+        "an error of its own: all ranks must make the same calls before they end",
         gone, group->name, waiter, where);
 }
 

@@ -197,7 +197,7 @@ static tutti_status comm_fail_abandoned_window(tutti_comm *comm, const struct op
     char what[64];
     error_text_of_window(op, what, sizeof what);
     return comm_fail_about_rank(comm, (struct failure_subject){ AGREE_LEFT_ALONE, op->message.window.peer },
-        TUTTI_PEER_LOST, "rank %d of %s has destroyed its communicator, and rank %d is still in %s",
+        TUTTI_PEER_LOST, "rank %d of %s has ended or destroyed its group, and rank %d is still in %s",
         op->message.window.peer, comm->group.name, comm->group.rank, what);
 }
 /* Fails the communicator because the peer of an open message has destroyed its own. */
@@ -207,7 +207,7 @@ static tutti_status comm_fail_abandoned_message(tutti_comm *comm)
     const struct transfer *t = &op->message.transfer;
     if (op->collective == WINDOW_OPERATION) return comm_fail_abandoned_window(comm, op);
     return comm_fail_about_rank(comm, (struct failure_subject){ AGREE_LEFT_ALONE, t->peer }, TUTTI_PEER_LOST,
-        "rank %d of %s has destroyed its communicator, and rank %d still waits to %s it (tag %u)", t->peer,
+        "rank %d of %s has ended or destroyed its group, and rank %d still waits to %s it (tag %u)", t->peer,
         comm->group.name, comm->group.rank, t->is_send ? "send to" : "receive from", op->message.tag);
 }
 /* Extends the deadline by the time since the last check if the process was stopped meanwhile (SIGSTOP, a frozen

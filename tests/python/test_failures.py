@@ -2,7 +2,10 @@
 can be destroyed. Each test breaks groups of its own. A rank whose function has returned stays a member until all have
 answered, so a rank misses an operation by returning early."""
 import os
+import re
 import signal
+import subprocess
+import sys
 import threading
 import time
 from datetime import timedelta
@@ -342,3 +345,70 @@ def test_exit_with_a_pending_callback_is_clean(tmp_path):
     for rank in ranks:
         out, err = rank.communicate(timeout=60)
         assert rank.returncode == 0 and "end" in out, err
+
+
+# ---- the end of a rank that had an error of its own ----
+RAISES = """
+import sys, torch, torch.distributed as dist
+store, rank = dist.FileStore(sys.argv[1], 2), int(sys.argv[2])
+dist.init_process_group("tutti", store=store, rank=rank, world_size=2)
+dist.barrier()
+if rank == 1:
+    raise LookupError("of its own")
+try:
+    dist.all_reduce(torch.ones(1))
+except dist.DistBackendError as error:
+    print(error, flush=True)
+"""
+
+
+def test_rank_that_ended_after_its_own_error_is_named(tmp_path):
+    """The rank may be gone, or may have left in good order while its interpreter ended."""
+    ranks = [subprocess.Popen([sys.executable, "-c", RAISES, tmp_path / "store", str(rank)], stdout=subprocess.PIPE,
+                              stderr=subprocess.PIPE, text=True) for rank in range(2)]
+    try:
+        out, errors = ranks[0].communicate(timeout=60)
+        assert "LookupError: of its own" in ranks[1].communicate(timeout=60)[1]
+    finally:
+        for rank in ranks:
+            rank.kill()
+    found = re.search(r"rank 1 of group 0 (has ended or destroyed its group|\(process \d+ on .*\) died)", out)
+    assert found, out + errors
+
+
+# ---- the end of the store ----
+STORE = """
+import sys, time
+from datetime import timedelta
+import torch.distributed as dist
+rank, port = int(sys.argv[1]), int(sys.argv[2])
+store = dist.TCPStore("127.0.0.1", port, 2, rank == 0, wait_for_workers=False)
+if rank == 0:
+    print(store.port, flush=True)
+    sys.stdin.read()
+else:
+    print("joins", flush=True)
+    try:
+        dist.init_process_group("tutti", store=store, rank=1, world_size=2, timeout=timedelta(minutes=10))
+    except dist.DistBackendError as error:
+        print(error, flush=True)
+"""
+
+
+def test_end_of_the_store_while_joining_is_named():
+    def start(*words):
+        return subprocess.Popen([sys.executable, "-c", STORE, *map(str, words)], stdin=subprocess.PIPE,
+                                stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    holder = start(0, 0)
+    port = int(holder.stdout.readline())
+    joiner = start(1, port)
+    try:
+        assert joiner.stdout.readline() == "joins\n"
+        holder.kill()
+        out, errors = joiner.communicate(timeout=60)
+    finally:
+        for rank in (holder, joiner):
+            rank.kill()
+            rank.communicate()
+    expected = f"rank 1 cannot join group 0: the process that holds the store at 127.0.0.1:{port} (rank 0, unless"
+    assert expected in out and "has ended or cannot be reached" in out, out + errors

@@ -11,7 +11,7 @@ import torchft.process_group_test as released
 from parameterized import parameterized
 from torchft_on_tutti import ProcessGroupTutti
 
-WORDS = "has destroyed its communicator|has not joined the group"
+WORDS = "has ended or destroyed its group|has not joined the group"
 released.ProcessGroupGloo = ProcessGroupTutti
 
 

@@ -86,7 +86,7 @@ static void rank_is_gone_during_a_call(struct cuda_rank *rank, bool dies)
     if (rank->me->rank == 1 && dies) raise(SIGKILL);
     if (rank->me->rank == 0) {
         REQUIRE(cuda_run_start(rank, &run) == TUTTI_PEER_LOST);
-        REQUIRE_TEXT(dies ? "rank 1 of the group (process" : "rank 1 of the group has destroyed its communicator");
+        REQUIRE_TEXT(dies ? "rank 1 of the group (process" : "rank 1 of the group has ended or destroyed its group");
         cuda_rank_check_device(rank);
     }
     cuda_run_free(&run);
