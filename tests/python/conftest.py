@@ -8,11 +8,6 @@ import sim_device
 from ranks import Ranks, kept_ranks
 
 
-def pytest_addoption(parser):
-    parser.addoption("--cases", type=int, default=10_000, help="check this many operations in test_properties.py")
-    parser.addoption("--first-seed", type=int, default=1, help="first seed of test_properties.py")
-
-
 def pytest_configure(config):
     config.addinivalue_line("markers", "one_host(why): the test makes sense on one host only, so it runs without "
                             "TUTTI_HOSTS")

@@ -6,10 +6,13 @@ import torch.distributed as dist
 class Site:
     """The arguments of a wrong call: the group with this rank and its size, its backend, and a tensor."""
 
-    def __init__(self, group, rank, size):
-        self.group, self.rank, self.size = group, rank, size
-        self.backend = group._get_backend(torch.device("cpu"))
-        self.one = torch.ones(4)
+    def __init__(self, group, rank, size, device):
+        self.group, self.rank, self.size, self.device = group, rank, size, device
+        self.backend = group._get_backend(device)
+        self.one = torch.ones(4, device=device)
+
+    def empty(self, count, **options):
+        return torch.empty(count, device=self.device, **options)
 
 
 def unknown_root(at):
@@ -19,22 +22,22 @@ def unknown_root(at):
 
 
 def splits(at, received, sent):
-    dist.all_to_all_single(torch.empty(4), at.one, received, sent, at.group)
+    dist.all_to_all_single(at.empty(4), at.one, received, sent, at.group)
 
 
 # {name: (class of the error, piece of its text, the call)}. The group of a call has two ranks or more.
 MISTAKES = {
-    "many outputs": ("ValueError", "are given", lambda at: dist.all_gather([torch.empty(4)] * (at.size + 1), at.one,
+    "many outputs": ("ValueError", "are given", lambda at: dist.all_gather([at.empty(4)] * (at.size + 1), at.one,
                                                                            at.group)),
-    "count": ("ValueError", "must have", lambda at: dist.all_gather_single(torch.empty(4 * at.size + 1), at.one,
+    "count": ("ValueError", "must have", lambda at: dist.all_gather_single(at.empty(4 * at.size + 1), at.one,
                                                                            at.group)),
     "type": ("ValueError", "float32", lambda at: at.backend._allgather_base(
-        torch.empty(4 * at.size, dtype=torch.float64), at.one)),
+        at.empty(4 * at.size, dtype=torch.float64), at.one)),
     "splits": ("ValueError", "add up", lambda at: splits(at, [5] * at.size, [7] * at.size)),
     "negative split": ("ValueError", "negative", lambda at: splits(at, [-1, 5] + [0] * (at.size - 2),
                                                                    [4] + [0] * (at.size - 1))),
-    "rows": ("ValueError", "evenly", lambda at: dist.all_to_all_single(torch.empty(at.size + 1),
-                                                                       torch.empty(at.size + 1), group=at.group)),
+    "rows": ("ValueError", "evenly", lambda at: dist.all_to_all_single(at.empty(at.size + 1), at.empty(at.size + 1),
+                                                                       group=at.group)),
     "root": ("ValueError", "root", unknown_root),
     "peer": ("ValueError", "peer", lambda at: at.backend.send([at.one], at.size + 5, 0)),
     "tag": ("ValueError", "negative", lambda at: at.backend.send([at.one], (at.rank + 1) % at.size, -2)),
@@ -45,7 +48,7 @@ MISTAKES = {
     "negation": ("ValueError", "resolve_neg", lambda at: at.backend.allreduce([torch._neg_view(at.one)])),
     "quantized": ("NotImplementedError", "quantized", lambda at: at.backend.broadcast(
         [torch.quantize_per_tensor(at.one, 0.1, 0, torch.quint8)])),
-    "not open": ("ValueError", "without start_coalescing", lambda at: at.group._end_coalescing(torch.device("cpu"))),
+    "not open": ("ValueError", "without start_coalescing", lambda at: at.group._end_coalescing(at.device)),
 }
 
 
@@ -60,6 +63,6 @@ def must_refuse(expected, call):
         raise AssertionError(f"not refused; expected one of {expected}")
 
 
-def make_mistake(name, group, rank, size):
+def make_mistake(name, group, rank, size, device):
     kind, piece, call = MISTAKES[name]
-    must_refuse([(kind, piece)], lambda: call(Site(group, rank, size)))
+    must_refuse([(kind, piece)], lambda: call(Site(group, rank, size, device)))

@@ -27,6 +27,8 @@ NEVER_EXPANDED = ["gather", "scatter", "all_gather_uneven", "reduce_scatter_unev
 COUNTS = [1, 0, 7, 3000]
 # A message with this tag or a higher one may be received from any rank.
 ANY_SOURCE = 4
+# The report of a rank that has dropped the tensors of an operation early.
+DROPPED = "dropped"
 
 
 @dataclass(frozen=True)
@@ -35,7 +37,8 @@ class Step:
 
     how: "sync"; or asynchronous: "wait" and "future" are waited for later, "drop" never; "batch" for messages.
     layout, landing: the layouts of a rank's inputs and of its outputs; see `strides_of`.
-    messages: (source, target, tag) each. what: the mistake to make, for kind "wrong".
+    messages: (source, target, tag) each. what: the mistake to make, for kind "wrong". times: how often the call is made
+    on the same tensors, for the kinds in IN_PLACE.
     """
     kind: str
     group: int = 0
@@ -49,6 +52,7 @@ class Step:
     seed: int = 0
     messages: tuple = ()
     what: str = ""
+    times: int = 1
 
     def __repr__(self):
         given = [f"{f.name}={getattr(self, f.name)!r}" for f in fields(self) if getattr(self, f.name) != f.default]
@@ -59,7 +63,7 @@ def groups_of(size):
     """Returns the ranks of the groups that programs use: all (twice), all but the first, all but the last, every second
     one, and the last one alone."""
     everyone = tuple(range(size))
-    return [everyone, everyone, everyone[1:], everyone[:-1], everyone[::2], (size - 1,)]
+    return [everyone, everyone, everyone[1:] or everyone, everyone[:-1] or everyone, everyone[::2], (size - 1,)]
 
 
 # ---- inputs ----
@@ -191,6 +195,14 @@ def results(step, size, hosts):
     """Returns for each rank the bytes of its output tensors, or of its inputs if the operation writes there. hosts: the
     host of each rank."""
     parts = [inputs_of(step, size, rank) for rank in range(size)]
+    for _ in range(step.times):
+        parts = results_of(step, parts, hosts)
+    return parts
+
+
+def results_of(step, parts, hosts):
+    """Returns the results of one call with these inputs of all ranks."""
+    size = len(parts)
     everyone = range(size)
     root = step.root % size
     total = lambda index: reduced([parts[r][index] for r in everyone], step.dtype, step.op, hosts)
@@ -314,8 +326,8 @@ def difference(name, got, expected):
 
 def complaints(program, size, outcomes, hosts=None):
     """Returns the faults of the results that the ranks report, as texts. outcomes: for each rank and step, None if the
-    rank is not in the group, else a list of (name, bytes) or, for messages, of (sender, bytes). hosts: the host of each
-    rank; None: that of TUTTI_HOSTS."""
+    rank is not in the group, DROPPED, or a list of (name, bytes) or, for messages, of (sender, bytes). hosts: the host
+    of each rank; None: that of TUTTI_HOSTS."""
     found, hosts = [], hosts or hosts_of(range(size), size)
     for number, step in enumerate(program):
         members = groups_of(size)[step.group]
@@ -325,8 +337,8 @@ def complaints(program, size, outcomes, hosts=None):
             got = outcomes[rank][number]
             if step.kind == "messages":
                 wrong = complaints_about_messages(step, len(members), position, got)
-            elif expected is None:
-                # The call was refused, and the rank itself has checked the error.
+            elif expected is None or got == DROPPED:
+                # The call was refused, and the rank itself has checked the error; or nobody has seen the results.
                 wrong = []
             elif len(got) != len(expected[position]):
                 wrong = [f"{len(got)} results, not {len(expected[position])}"]

@@ -27,10 +27,43 @@ GUARD = 64
 FILL = 0xA5
 
 
+class Place:
+    """The CPU, as the place of a program's tensors. tests/gpu/stream_programs.py has another one."""
+    device = CPU
+
+    def put(self, room, is_empty):
+        """Returns a tensor of this place with the contents of one on the CPU. is_empty: it holds only guard bytes."""
+        return room
+
+    def step(self):
+        """Returns a context for a step, or for a wait."""
+        return contextlib.nullcontext()
+
+    def wait(self, call, work):
+        if call.step.how == "future" and hasattr(work, "get_future"):
+            work.get_future().wait()
+        else:
+            work.wait()
+
+    def again(self, call, work):
+        """Prepares the next call on the same tensors. work: the Work of the last call, or None."""
+        if work is not None:
+            work.wait()
+
+    def started(self, call):
+        """Is called after a step that leaves an operation running."""
+
+    def ended(self, call):
+        """Is called when all operations of a step have been waited for."""
+
+    def end(self):
+        """Is called at the end of a program, before its results are read."""
+
+
 class Operand:
     """A tensor of some layout in a storage of its own, between guard bytes."""
 
-    def __init__(self, dtype, shape, layout, content=None):
+    def __init__(self, place, dtype, shape, layout, content=None):
         size = itemsize(dtype)
         count = int(numpy.prod(shape))
         self.first = GUARD + (size if layout == "slice" else 0)
@@ -40,12 +73,17 @@ class Operand:
         self.shape, self.strides = (*shape, size), (*(stride * size for stride in strides), 1)
         if content is not None:
             self.elements(self.storage)[...] = numpy.asarray(content).reshape(self.shape)
-        self.tensor = room[self.first:self.first + len(room[self.first:]) // size * size].view(getattr(torch, dtype))
-        self.tensor = self.tensor.as_strided(shape, strides)
+        # The storage, and what report() reads: the storage or a copy of it.
+        self.room = self.read = place.put(room, not self.bytes)
+        self.tensor = self.room[self.first:self.first + len(room[self.first:]) // size * size]
+        self.tensor = self.tensor.view(getattr(torch, dtype)).as_strided(shape, strides)
 
     def elements(self, storage):
         """Returns a view of the bytes of the tensor's elements, in the order of their indices."""
         return numpy.lib.stride_tricks.as_strided(storage[self.first:], self.shape, self.strides)
+
+    def fetch(self):
+        self.storage = self.read.cpu().numpy()
 
     def now(self):
         return self.elements(self.storage).tobytes()
@@ -59,17 +97,20 @@ class Operand:
 class Call:
     """One step on one rank: its operands, and the Works to wait for."""
 
-    def __init__(self, step, group, rank, size):
-        self.step, self.group, self.rank, self.size = step, group, rank, size
+    def __init__(self, step, group, rank, size, place):
+        self.step, self.group, self.rank, self.size, self.place = step, group, rank, size, place
         inputs = model.inputs_of(step, size, rank)
-        self.brought = [Operand(step.dtype, shape, "plain" if i else step.layout, inputs[i])
+        self.brought = [Operand(place, step.dtype, shape, "plain" if i else step.layout, inputs[i])
                         for i, shape in enumerate(model.brings(step, size, rank))]
-        self.received = [Operand(step.dtype, shape, "plain" if i else step.landing)
+        self.received = [Operand(place, step.dtype, shape, "plain" if i else step.landing)
                          for i, shape in enumerate(model.receives(step, size, rank))]
         if step.kind.endswith("_in_place"):
             self.share_memory()
         self.works = []
         self.senders = []
+        self.is_dropped = False
+        # Events after the waits, on the streams of the waits.
+        self.waited = []
 
     def share_memory(self):
         """Puts the smaller operand into the larger one, as this rank's part of it. The larger one holds the result."""
@@ -79,12 +120,16 @@ class Call:
         self.part = whole.tensor[self.rank * count:(self.rank + 1) * count]
         if part.content is not None:
             begin = whole.first + self.rank * part.bytes
-            whole.storage[begin:begin + part.bytes] = part.content
+            whole.room[begin:begin + part.bytes].copy_(torch.from_numpy(part.content.copy()))
         self.brought, self.received = [], [whole]
 
     def report(self):
         """Checks that guards and inputs are unchanged. Returns the results as (name, bytes), or as (sender, bytes) for
         messages."""
+        if self.is_dropped:
+            return model.DROPPED
+        for operand in self.brought + self.received:
+            operand.fetch()
         in_place = self.step.kind in model.IN_PLACE
         for role, operands in (("input", self.brought), ("output", self.received)):
             for i, operand in enumerate(operands):
@@ -131,9 +176,9 @@ def launch(call):
             group, later, [lambda y=y, x=x: dist.all_gather_single(y, x, group) for y, x in zip(outs, ins)]),
         "managed_reduce_scatter": lambda: managed(
             group, later, [lambda y=y, x=x: dist.reduce_scatter_single(y, x, op, group) for y, x in zip(outs, ins)]),
-        "mixed": lambda: mixed(group, later, [lambda: dist.all_reduce(ins[0], op, group, async_op=True),
-                                              lambda: dist.broadcast(ins[1], group=group, group_src=root,
-                                                                     async_op=True)]),
+        "mixed": lambda: mixed(call, later, [lambda: dist.all_reduce(ins[0], op, group, async_op=True),
+                                             lambda: dist.broadcast(ins[1], group=group, group_src=root,
+                                                                    async_op=True)]),
         "barrier": lambda: dist.barrier(**moves),
     }
     return calls[step.kind]()
@@ -151,14 +196,14 @@ def managed(group, later, calls):
     return manager if later else None
 
 
-def mixed(group, later, calls):
+def mixed(call, later, calls):
     """Makes calls of several kinds, coalesced into one Work."""
-    group._start_coalescing(CPU)
+    call.group._start_coalescing(call.place.device)
     try:
         for one in calls:
             one()
     finally:
-        work = group._end_coalescing(CPU)
+        work = call.group._end_coalescing(call.place.device)
     if later:
         return work
     work.wait()
@@ -173,7 +218,7 @@ def exchange(call, number):
     for is_send, index in model.postings(step, call.size, call.rank):
         source, target, tag = messages[index]
         content = model.message_bytes(step, call.size, index)
-        operand = Operand(step.dtype, (len(content) // itemsize(step.dtype),),
+        operand = Operand(call.place, step.dtype, (len(content) // itemsize(step.dtype),),
                           step.layout if is_send else step.landing, content if is_send else None)
         (call.brought if is_send else call.received).append(operand)
         anyone = model.from_anyone(step, messages[index], messages)
@@ -223,16 +268,12 @@ def groups_here(world):
     return world.made_once("groups", lambda: [dist.new_group(list(ranks)) for ranks in model.groups_of(world.size)])
 
 
-def wait_for(work, how):
-    return work.get_future().wait() if how == "future" and hasattr(work, "get_future") else work.wait()
-
-
-def start(step, number, group, rank, size):
+def start(step, number, group, rank, size, place):
     """Does the step, or starts it. Returns the Call, or None if this rank has no results to report."""
     # Bits of the seed choose the ranks that make the mistake; the other ranks go on.
     if step.kind == "wrong":
-        return make_mistake(step.what, group, rank, size) if size > 1 and step.seed >> rank & 1 else None
-    call = Call(step, group, rank, size)
+        return make_mistake(step.what, group, rank, size, place.device) if size > 1 and step.seed >> rank & 1 else None
+    call = Call(step, group, rank, size, place)
     refusals = model.refusals(step, size)
     if refusals:
         return must_refuse(refusals, lambda: launch(call))
@@ -240,35 +281,71 @@ def start(step, number, group, rank, size):
         exchange(call, number)
         return call
     work = launch(call)
+    for _ in range(step.times - 1):
+        place.again(call, work)
+        work = launch(call)
     if work is not None and step.how != "drop":
         call.works.append(work)
     return call
 
 
-def carry_out(world, program):
+def order_of(world, program):
+    """Returns a generator for the choices of this rank in a program."""
+    return random.Random(sum(step.seed for step in program) * 64 + world.rank)
+
+
+class Run:
+    """A program on one rank: the Call of each step, and the operations to wait for."""
+
+    def __init__(self, world, program, place):
+        self.world, self.program, self.place = world, program, place
+        self.groups, self.order = groups_here(world), order_of(world, program)
+        self.calls, self.pending = [], []
+
+    def take(self, number):
+        """Takes a step."""
+        step, call = self.program[number], None
+        ranks = model.groups_of(self.world.size)[step.group]
+        if self.world.rank in ranks:
+            with self.place.step():
+                call = start(step, number, self.groups[step.group], ranks.index(self.world.rank), len(ranks),
+                             self.place)
+                if call:
+                    is_over = step.how == "sync" and not call.works
+                    (self.place.ended if is_over else self.place.started)(call)
+        self.calls.append(call)
+        self.pending += [(call, work) for work in (call.works if call else [])]
+
+    def wait(self, call, work):
+        with self.place.step():
+            self.place.wait(call, work)
+            call.works.remove(work)
+            if not call.works:
+                self.place.ended(call)
+
+    def run(self):
+        """Returns the results of each step."""
+        for number in range(len(self.program)):
+            self.take(number)
+            if self.pending and self.order.random() < 0.3:
+                self.wait(*self.pending.pop(self.order.randrange(len(self.pending))))
+        self.order.shuffle(self.pending)
+        for call, work in self.pending:
+            self.wait(call, work)
+        for ranks, group in zip(model.groups_of(self.world.size), self.groups):
+            if self.world.rank in ranks:
+                # After the barrier, operations whose Work was dropped have also ended.
+                dist.barrier(group)
+        self.place.end()
+        return [call.report() if call else None for call in self.calls]
+
+
+def carry_out(world, program, place=None):
     """Runs the program on this rank. Returns its results of each step, as model.complaints takes them. An error that
     the model does not expect ends all groups at once, so that no other rank waits for this one."""
     groups = groups_here(world)
-    calls, pending = [], []
-    order = random.Random(sum(step.seed for step in program) * 64 + world.rank)
     try:
-        for number, step in enumerate(program):
-            ranks = model.groups_of(world.size)[step.group]
-            call = None
-            if world.rank in ranks:
-                call = start(step, number, groups[step.group], ranks.index(world.rank), len(ranks))
-            calls.append(call)
-            pending += [(work, step.how) for work in (call.works if call else [])]
-            if pending and order.random() < 0.3:
-                wait_for(*pending.pop(order.randrange(len(pending))))
-        order.shuffle(pending)
-        for work, how in pending:
-            wait_for(work, how)
-        for ranks, group in zip(model.groups_of(world.size), groups):
-            if world.rank in ranks:
-                # After the barrier, operations whose Work was dropped have also ended.
-                dist.barrier(group)
-        return [call.report() if call else None for call in calls]
+        return Run(world, program, place or Place()).run()
     except BaseException:
         for ranks, group in zip(model.groups_of(world.size), groups):
             if world.rank in ranks:
@@ -277,7 +354,7 @@ def carry_out(world, program):
 
 
 # ---- a program on all ranks ----
-def verdict(ranks, program):
+def verdict(ranks, program, carry_out=carry_out):
     """Runs the program on these ranks. Returns its faults as texts, [] if there are none. Closes the ranks if one
     fails. Raises AssertionError if one does not answer at all."""
     outcomes = ranks.outcomes(carry_out, program)
@@ -287,14 +364,15 @@ def verdict(ranks, program):
     return model.complaints(program, ranks.size, [outcome.value for outcome in outcomes], ranks.hosts)
 
 
-def main():
-    from ranks import Ranks
+def main(start_ranks, carry_out=carry_out):
+    """Runs the program of the command line on the ranks that start_ranks(size, folder) returns."""
     size, program = int(sys.argv[1]), eval(sys.argv[2], {"Step": Step})
-    with tempfile.TemporaryDirectory() as folder, contextlib.closing(Ranks(size, folder)) as ranks:
-        wrong = verdict(ranks, program)
+    with tempfile.TemporaryDirectory() as folder, contextlib.closing(start_ranks(size, folder)) as ranks:
+        wrong = verdict(ranks, program, carry_out)
     print("\n".join(wrong) or "no faults")
     sys.exit(bool(wrong))
 
 
 if __name__ == "__main__":
-    main()
+    from ranks import Ranks
+    main(Ranks)

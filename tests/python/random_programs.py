@@ -7,7 +7,7 @@ import model
 from arithmetic import COMPLEX, DTYPES, FLOATS, OPS, undefined
 from mistakes import MISTAKES
 from model import Step
-from operations import verdict
+from operations import carry_out, verdict
 
 LONGEST = 24
 WAYS = ["sync", "wait", "future", "drop"]
@@ -46,13 +46,14 @@ SMALL_SETTLED = [pair for pair in DEFINED if settled_if_small(*pair)]
 
 # ---- programs ----
 @draw.composite
-def collectives(choose, kinds, pairs, seeds=SEEDS):
+def collectives(choose, kinds, pairs, seeds=SEEDS, times=1):
     dtype, op = choose(draw.sampled_from(pairs))
     kind = choose(draw.sampled_from(kinds))
     layouts = draw.sampled_from(CONTIGUOUS if kind in model.ALWAYS_CONTIGUOUS else
                                 NOT_EXPANDED if kind in model.NEVER_EXPANDED else LAYOUTS)
+    repeated = choose(draw.integers(1, times)) if kind in model.IN_PLACE else 1
     return Step(kind, choose(GROUPS), dtype, choose(SHAPES), op, choose(RANKS), choose(layouts), choose(layouts),
-                choose(draw.sampled_from(WAYS)), choose(seeds))
+                choose(draw.sampled_from(WAYS)), choose(seeds), times=repeated)
 
 
 @draw.composite
@@ -64,25 +65,29 @@ def messages(choose):
                 messages=tuple(choose(draw.lists(message, min_size=1, max_size=8))))
 
 
-REDUCTIONS = collectives(model.REDUCING, DEFINED * 4 + UNDEFINED)
+def reductions_of(times):
+    return collectives(model.REDUCING, DEFINED * 4 + UNDEFINED, times=times)
+
+
 IN_ANY_ORDER = collectives(model.REDUCING, SETTLED * 4 + UNDEFINED)
 SMALL_IN_ANY_ORDER = collectives(model.REDUCING, SMALL_SETTLED, SEEDS.map(lambda number: 3 * number))
-MOVES = collectives(model.MOVING, [(dtype, "SUM") for dtype in DTYPES])
 BARRIERS = draw.builds(Step, draw.just("barrier"), GROUPS, how=draw.sampled_from(WAYS))
 WRONG = draw.builds(Step, draw.just("wrong"), GROUPS, seed=SEEDS, what=draw.sampled_from(sorted(MISTAKES)))
 
 
 @draw.composite
-def programs(choose, ordered=True):
+def programs(choose, ordered=True, times=1):
     """Draws a program. ordered=False: only with reductions whose result is the same in every order of the ranks.
-    Between more than two hosts, this order depends on the algorithm."""
-    reductions = [REDUCTIONS] * 4 if ordered else [IN_ANY_ORDER, SMALL_IN_ANY_ORDER] * 2
-    steps = draw.sampled_from(reductions + [MOVES] * 4 + [messages()] * 2 + [WRONG, BARRIERS])
+    Between more than two hosts, this order depends on the algorithm. times: the most calls of a step on the same
+    tensors."""
+    reductions = [reductions_of(times)] * 4 if ordered else [IN_ANY_ORDER, SMALL_IN_ANY_ORDER] * 2
+    moves = collectives(model.MOVING, [(dtype, "SUM") for dtype in DTYPES], times=times)
+    steps = draw.sampled_from(reductions + [moves] * 4 + [messages()] * 2 + [WRONG, BARRIERS])
     return [choose(choose(steps)) for _ in range(choose(draw.integers(1, LONGEST)))]
 
 
 # ---- rounds of programs ----
-def check(ranks_of_now, again, hung, program):
+def check(ranks_of_now, again, hung, program, carry_out=carry_out):
     """Asserts that a program gives the results of the model. again: the beginning of a line that runs it again. hung:
     {program: text} of programs that did not end. These are not shrunk, because each try would take minutes."""
     wrong = hung.get(repr(program))
@@ -91,7 +96,7 @@ def check(ranks_of_now, again, hung, program):
     note(f'to run it again: {again} "{program}"')
     if not hung:
         try:
-            wrong = "\n".join(verdict(ranks_of_now(), program))
+            wrong = "\n".join(verdict(ranks_of_now(), program, carry_out))
         except AssertionError as error:
             wrong = hung[repr(program)] = str(error)
     assert not wrong, wrong
@@ -112,10 +117,11 @@ def one_round(first_seed, some_programs, check_one, examples=100):
     return done
 
 
-def rounds(first_seed, cases, check_one, ordered=True):
+def rounds(first_seed, cases, check_one, ordered=True, times=1, examples=100):
     """Runs rounds of programs, each with the next seed, until enough steps are checked. Returns these steps."""
     done = []
     while len(done) < cases:
-        done += [step for program in one_round(first_seed, programs(ordered), check_one) for step in program]
+        drawn = one_round(first_seed, programs(ordered, times), check_one, examples)
+        done += [step for program in drawn for step in program]
         first_seed += 1
     return done

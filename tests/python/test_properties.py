@@ -25,9 +25,9 @@ SIZES = [2, 3, 4]
 @pytest.mark.parametrize("size", SIZES)
 def test_random_programs_give_the_results_of_the_model(shared, size, request):
     ordered = len(set(hosts_of_job(size))) < 3
-    cases = math.ceil(request.config.getoption("cases", 10_000) / len(SIZES))
+    cases = math.ceil((request.config.getoption("cases") or 10_000) / len(SIZES))
     again, hung = f"python tests/python/operations.py {size}", {}
-    done = random_programs.rounds(request.config.getoption("first_seed", 1), cases, lambda program:
+    done = random_programs.rounds(request.config.getoption("first_seed"), cases, lambda program:
                                   random_programs.check(lambda: shared(size), again, hung, program), ordered)
     print(f"{len(done)} cases on {size} ranks")
     # 3,000 cases contain each kind of step, mistake, type and operation.
