@@ -42,7 +42,7 @@ WorkPointer ProcessGroupTutti::allreduce_coalesced(Tensors &tensors, const c10d:
     Call call{ "tutti:all_reduce", c10d::OpType::ALLREDUCE_COALESCED, options.asyncOp, options.timeout };
     CallGuard guard = enter(call.name());
     /* All tensors are checked before the first operation starts. The footprint stays empty. */
-    Footprint footprint(call.name());
+    Footprint footprint = make_checking_footprint(call, c10d::OpType::ALLREDUCE, tensors);
     for (size_t i = 0; i < tensors.size(); i++)
         reduction_from_torch(call.name(), options.reduceOp, footprint.check_output(tensors[i], { "input", i }));
     return coalesce(call, tensors, [&] {
@@ -102,7 +102,7 @@ WorkPointer ProcessGroupTutti::barrier(const c10d::BarrierOptions &options)
     Call call{ "tutti:barrier", c10d::OpType::BARRIER, options.asyncOp, options.timeout };
     CallGuard guard = enter(call.name());
     /* After a barrier of the host, the earlier operations on streams of all ranks are over, too. */
-    if (!is_estimating()) finish_streams();
+    if (!is_estimating()) finish_streams(call.name());
     return launch(call, Footprint(call.name()),
         [](tutti_comm *comm, tutti_request *request) { return tutti_barrier(comm, request); });
 }
@@ -169,14 +169,11 @@ static void lists_check_equal_lengths(const char *call, size_t outputs, size_t i
 {
     if (outputs != inputs) call_refuse(call, outputs, " outputs for ", inputs, " inputs");
 }
-/* Refuses lists of unequal lengths, and tensors that the core cannot use or whose devices have different types. Then
- * calls check(output, input) for each pair. All this happens before the first operation starts. */
+/* Refuses tensors that the core cannot use or whose devices differ, and calls check(output, input) for each pair. All
+ * this happens before the first operation starts. `footprint` stays empty. */
 template <typename Check>
-static void coalesced_check_pairs(const char *call, const Tensors &outputs, const Tensors &inputs, Check check)
+static void coalesced_check_pairs(Footprint footprint, const Tensors &outputs, const Tensors &inputs, Check check)
 {
-    lists_check_equal_lengths(call, outputs.size(), inputs.size());
-    /* The footprint stays empty. It only checks the tensors and compares their devices. */
-    Footprint footprint(call);
     for (size_t i = 0; i < inputs.size(); i++) {
         Buffer out = footprint.check_output(outputs[i], { "output", i });
         check(out, footprint.check(inputs[i], { "input", i }));
@@ -187,7 +184,9 @@ WorkPointer ProcessGroupTutti::allgather_into_tensor_coalesced(Tensors &outputs,
 {
     Call call{ "tutti:all_gather_into_tensor_coalesced", c10d::OpType::COALESCED, options.asyncOp, options.timeout };
     CallGuard guard = enter(call.name());
-    coalesced_check_pairs(call.name(), outputs, inputs, [&](const Buffer &out, const Buffer &in) {
+    lists_check_equal_lengths(call.name(), outputs.size(), inputs.size());
+    Footprint footprint = make_checking_footprint(call, c10d::OpType::_ALLGATHER_BASE, inputs);
+    coalesced_check_pairs(std::move(footprint), outputs, inputs, [&](const Buffer &out, const Buffer &in) {
         buffers_check_parts(call.name(), out, "output", in, "input", getRank(), size());
     });
     return coalesce(call, inputs, [&] {
@@ -199,7 +198,9 @@ WorkPointer ProcessGroupTutti::reduce_scatter_tensor_coalesced(Tensors &outputs,
 {
     Call call{ "tutti:reduce_scatter_tensor_coalesced", c10d::OpType::COALESCED, options.asyncOp, options.timeout };
     CallGuard guard = enter(call.name());
-    coalesced_check_pairs(call.name(), outputs, inputs, [&](const Buffer &out, const Buffer &in) {
+    lists_check_equal_lengths(call.name(), outputs.size(), inputs.size());
+    Footprint footprint = make_checking_footprint(call, c10d::OpType::_REDUCE_SCATTER_BASE, inputs);
+    coalesced_check_pairs(std::move(footprint), outputs, inputs, [&](const Buffer &out, const Buffer &in) {
         buffers_check_parts(call.name(), in, "input", out, "output", getRank(), size());
         reduction_from_torch(call.name(), options.reduceOp, in);
     });

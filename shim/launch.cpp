@@ -102,17 +102,19 @@ c10::intrusive_ptr<Work> ProcessGroupTutti::take_work()
 {
     return open_works.take([this](const Communicator &one) { return one.group == number_; });
 }
-/* Returns what the caller of an operation gets: the Work, or a StreamWork. */
-static WorkPointer work_get_handle(c10::intrusive_ptr<Work> work)
+/* Returns what the caller of operations gets: the Work, or a StreamWork. `first`: the index of the caller's first
+ * operation. */
+static WorkPointer work_get_handle(c10::intrusive_ptr<Work> work, size_t first = 0)
 {
-    if (work->is_on_streams()) return c10::make_intrusive<StreamWork>(work);
-    return work;
+    if (!work->is_on_streams()) return work;
+    return c10::make_intrusive<StreamWork>(work, work->getCompletionKey(), work->get_outputs(first));
 }
 WorkPointer ProcessGroupTutti::coalesce(const Call &call, const Tensors &inputs, c10::function_ref<void()> calls)
 {
     if (Work *outer = open_work()) {
+        size_t first = outer->count_operations();
         calls();
-        return WorkPointer::reclaim_copy(outer);
+        return work_get_handle(c10::intrusive_ptr<Work>::reclaim_copy(outer), first);
     }
     open_works.add(make_work(call, inputs));
     try {
@@ -286,21 +288,21 @@ StreamTurn::StreamTurn(Streams &streams, const Footprint &footprint) : lock_(str
         throw;
     }
 }
-WorkPointer ProcessGroupTutti::finish_on_stream(const Call &call, const c10::intrusive_ptr<Work> &work,
+WorkPointer ProcessGroupTutti::finish_on_stream(const Call &call, const c10::intrusive_ptr<Work> &work, uint64_t key,
     Operation &operation)
 {
     operation.footprint.deliver_on_stream();
     communicator_->streams.end(operation.run, operation.footprint.extents());
-    if (open_work() == work.get()) return work;
-    WorkPointer handle = work_get_handle(work);
-    if (!call.async) work->drop_tensors();
+    auto handle = c10::make_intrusive<StreamWork>(work, key, operation.footprint.outputs);
+    if (!call.async && open_work() != work.get()) work->drop_tensors();
     return handle;
 }
-void ProcessGroupTutti::finish_streams()
+void ProcessGroupTutti::finish_streams(const char *call)
 {
     Streams &streams = communicator_->streams;
     if (!streams.is_open() || communicator_->is_closed()) return;
     communicator_->check_process();
+    device_check_not_capturing(call, streams.get_device());
     Communicator::Waiter waiter(*communicator_);
     streams.wait_on_host();
     auto failure = streams.find_failure();
@@ -338,10 +340,10 @@ WorkPointer ProcessGroupTutti::start(const Call &call, Footprint footprint, Star
     if (status == TUTTI_OK) {
         if (blocking) work->finish_blocking(operation);
         thread_stop_if_ending();
-        WorkPointer handle = operation.run ? finish_on_stream(call, work, operation) : nullptr;
-        turn.reset();
-        if (coalesced && !hooks_->completion.empty()) return coalesced->add_part();
-        if (handle) return handle;
+        bool is_part = coalesced && !hooks_->completion.empty();
+        uint64_t key = is_part ? work->add_part_key() : work->getCompletionKey();
+        if (operation.run) return finish_on_stream(call, work, key, operation);
+        if (is_part) return c10::make_intrusive<WorkPart>(work, key);
         return work;
     }
     std::string text = tutti_get_last_error();

@@ -46,9 +46,10 @@ WorkPointer ProcessGroupTutti::allgather_coalesced(TensorLists &outputs, Tensors
     if (outputs.size() != size())
         call_refuse("all_gather_coalesced", outputs.size(), " output lists are given for ", size(), " ranks");
     /* All tensors are checked before the first operation starts. */
-    Footprint checked(call.name());
-    for (const Tensors &of_rank : outputs) {
+    for (const Tensors &of_rank : outputs)
         lists_check_equal_lengths("all_gather_coalesced", of_rank.size(), inputs.size());
+    Footprint checked = make_checking_footprint(call, c10d::OpType::ALLGATHER, inputs);
+    for (const Tensors &of_rank : outputs) {
         for (size_t i = 0; i < inputs.size(); i++) {
             Role output{ "output", i }, input{ "input", i };
             buffers_check_same_type(call.name(), checked.check_output(of_rank[i], output), output,

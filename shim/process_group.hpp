@@ -257,13 +257,22 @@ class ProcessGroupTutti final : public c10d::Backend {
         return make_footprint_of_cuda(call, tensor.device());
     }
     Footprint make_footprint_of_cuda(const Call &call, c10::Device device);
+    /* Returns a footprint that only checks the tensors of coalesced calls of this type before the first one starts. If
+     * they will run on streams, it refuses tensors on another device than that of the group. */
+    Footprint make_checking_footprint(const Call &call, c10d::OpType type, const Tensors &tensors)
+    {
+        Call one = call;
+        one.type = type;
+        return tensors.empty() ? Footprint(call.name()) : make_footprint(one, tensors[0]);
+    }
     /* Waits for earlier operations that the next one depends on. Without a stream, it copies the inputs to staging
      * buffers. */
     void prepare_tensors(Footprint &footprint);
     /* Enqueues the copies of the results of an operation that has started on a stream. Returns what its caller gets. */
-    WorkPointer finish_on_stream(const Call &call, const c10::intrusive_ptr<Work> &work, Operation &operation);
+    WorkPointer finish_on_stream(const Call &call, const c10::intrusive_ptr<Work> &work, uint64_t key,
+        Operation &operation);
     /* Waits on the host until the operations on streams so far are over, and throws the error of a failed one. */
-    void finish_streams();
+    void finish_streams(const char *call);
     /* Makes a blocking call without a Work. Returns false, without any effect, if the group is closed. */
     bool run_directly(Start begin);
     /* Starts an operation inside a range of the profiler. */

@@ -69,7 +69,7 @@ WorkPointer ProcessGroupTutti::allreduce_sparse(Tensors &tensors, const c10d::Al
     at::Tensor indices = sparse_gather_rows(*this, mine.indices(), 1, counts, blocking);
     at::Tensor values = sparse_gather_rows(*this, mine.values(), 0, counts, blocking);
     /* Indices of a failed operation must not reach a sparse tensor. */
-    finish_streams();
+    finish_streams(call.name());
     tensor.copy_(at::sparse_coo_tensor(indices, values, tensor.sizes()).coalesce());
     Footprint footprint(call.name());
     footprint.outputs = tensors;

@@ -4,6 +4,7 @@
 #include "shim/communicator.hpp"
 #include "shim/footprint.hpp"
 #include "shim/gil.hpp"
+#include <c10/core/CachingDeviceAllocator.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/util/Exception.h>
 #include <cstdlib>
@@ -52,6 +53,19 @@ static void streams_warn_of_host(const std::string &why)
     if (chosen && !std::strcmp(chosen, "0")) return;
     TORCH_WARN_ONCE("tutti: CUDA tensors go through the host: ", why);
 }
+/* Opens the communicator. If a rank lacks memory for its slots, all ranks give the memory that torch has cached back to
+ * the devices, and try again. All ranks get the same status. */
+static tutti_status communicator_open_cuda(Communicator &communicator, c10::Device device)
+{
+    tutti_status status = tutti_comm_open_cuda(communicator.get(), device.index());
+    if (status != TUTTI_NO_MEMORY || !tutti_last_error_is_refusal()) return status;
+    try {
+        at::getDeviceAllocator(device.type())->emptyCache();
+    } catch (const std::exception &error) {
+        TORCH_WARN("tutti: the memory that torch has cached on ", device, " could not be freed: ", error_text(error));
+    }
+    return tutti_comm_open_cuda(communicator.get(), device.index());
+}
 Streams::Streams() : process_(process_count_forks()) {}
 Streams::~Streams()
 {
@@ -63,7 +77,7 @@ bool Streams::open(Communicator &communicator, const char *call, c10::Device dev
     GilRelease released;
     std::unique_lock<std::mutex> lock(opening_);
     if (state_ != State::UNDECIDED) return state_ == State::OPEN;
-    tutti_status status = tutti_comm_open_cuda(communicator.get(), device.index());
+    tutti_status status = communicator_open_cuda(communicator, device);
     std::string text = tutti_get_last_error();
     if (status != TUTTI_OK && (status == TUTTI_FORKED || !tutti_last_error_is_refusal())) {
         lock.unlock();

@@ -76,6 +76,8 @@ class Streams {
      * communicator. Throws if that fails the group. `call`: the name of the call, for errors. */
     bool open(Communicator &communicator, const char *call, c10::Device device);
     bool is_open() const { return state_ == State::OPEN; }
+    /* Returns the device of the group, which is open. */
+    c10::Device get_device() const { return own_->device(); }
     /* Returns a new operation, on the current stream of the caller or on the group's own stream. */
     std::shared_ptr<StreamRun> make_run(bool on_own_stream, bool measures);
     /* A thread holds this lock from begin() to end(), so that operations reach their streams in the order in which the

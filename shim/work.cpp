@@ -68,10 +68,10 @@ Operation &Work::add(Footprint footprint)
     }
     return *operation;
 }
-c10::intrusive_ptr<c10d::Work> Work::add_part()
+uint64_t Work::add_part_key()
 {
     part_keys_.push_back(key_take_next());
-    return c10::make_intrusive<WorkPart>(c10::intrusive_ptr<Work>::reclaim_copy(this), part_keys_.back());
+    return part_keys_.back();
 }
 void Work::open()
 {
@@ -271,10 +271,13 @@ int Work::sourceRank() const
     TORCH_CHECK(settled_, "the source rank of a receive is known when the receive is finished: wait for it first");
     return first_.request.source;
 }
-Tensors Work::result()
+Tensors Work::get_outputs(size_t first)
 {
     Tensors all;
+    size_t index = 0;
+    std::lock_guard<std::mutex> lock(state_mutex());
     for_each_operation([&](const Operation &operation) {
+        if (index++ < first) return;
         const Tensors &some = operation.footprint.outputs;
         all.insert(all.end(), some.begin(), some.end());
     });
@@ -325,7 +328,7 @@ bool Work::wait(std::chrono::milliseconds timeout)
     }
     if (staged_) deliver();
     block_current_streams();
-    if (part_keys_.empty()) drop_tensors();
+    drop_tensors();
     reap();
     thread_stop_if_ending();
     return true;
@@ -364,11 +367,13 @@ FuturePointer StreamWork::getFuture()
 {
     std::lock_guard<std::mutex> lock(mutex_);
     if (future_) return future_;
-    c10::Stream stream = whole_->get_stream();
+    c10::Device device = whole_->get_device();
     future_ = c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()),
-        std::vector<c10::Device>{ stream.device() });
-    /* The future records an event on the stream that is current, for the streams of its users. */
-    c10::StreamGuard guard(stream);
+        std::vector<c10::Device>{ device });
+    /* The future records an event on the stream that is current, for the streams of its users. The stream of the
+     * operation will not do, because it may have later work by now. */
+    c10::StreamGuard guard(c10::impl::VirtualGuardImpl(device.type()).getStreamFromGlobalPool(device));
+    whole_->block_current_streams();
     if (std::exception_ptr problem = exception()) future_->setError(problem);
     else future_->markCompleted(c10::IValue(outputs_));
     return future_;

@@ -56,9 +56,11 @@ class Work final : public c10d::Work {
     /* Closes a Work that a thread has opened for coalescing, and records the end of the coalesced call. */
     void end_coalescing();
     const Communicator &communicator() const { return *communicator_; }
-    /* Returns a WorkPart for one call that this open Work collects. The part has a key of its own for completion
-     * hooks. */
-    c10::intrusive_ptr<c10d::Work> add_part();
+    /* Returns a key of its own for completion hooks, for one call that this open Work collects. */
+    uint64_t add_part_key();
+    size_t count_operations() const { return (first_.work ? 1 : 0) + more_.size(); }
+    /* Returns the outputs of the operations from index `first` on. Another thread may drop them meanwhile. */
+    Tensors get_outputs(size_t first);
     /* Prepares an operation that is about to start and runs without its caller: sets the callback for its end, and
      * opens the Work until then. */
     void prepare_async(Operation &operation);
@@ -71,8 +73,10 @@ class Work final : public c10d::Work {
     void withdraw(Operation &operation);
     /* True if all operations of the Work run on streams. */
     bool is_on_streams() const { return has_streams_ && !has_host_; }
-    /* Returns the stream of the first operation. Only for a Work on streams. */
-    c10::Stream get_stream() const { return first_.run->stream; }
+    /* Returns the device of a Work on streams. */
+    c10::Device get_device() const { return first_.run->stream.device(); }
+    /* Makes the current streams wait for operations on streams. */
+    void block_current_streams() const;
     /* Drops the tensors of a Work on streams, so that their memory can be used again before the host sees the end of
      * the operations. The current stream waits for the operations, or is theirs. */
     void drop_tensors();
@@ -87,7 +91,7 @@ class Work final : public c10d::Work {
     bool isSuccess() const override;
     std::exception_ptr exception() const override;
     int sourceRank() const override;
-    Tensors result() override;
+    Tensors result() override { return get_outputs(0); }
     void synchronize() override { wait(kNoTimeout); }
     bool wait(std::chrono::milliseconds timeout = kNoTimeout) override;
     /* The calling thread waits for operations that pass through the host. The stream waits for the copies to its
@@ -148,8 +152,6 @@ class Work final : public c10d::Work {
     std::mutex &state_mutex();
     /* Enqueues the copies of the results to their devices. */
     void deliver();
-    /* Makes the current streams wait for operations on streams. */
-    void block_current_streams() const;
     /* Waits for the operation and throws its error. For an operation on a stream it waits on the host only if a timeout
      * is given or the group has failed. */
     void wait_for(Operation &operation, std::chrono::milliseconds timeout);
@@ -160,7 +162,7 @@ class Work final : public c10d::Work {
     Operation first_;
     std::vector<std::unique_ptr<Operation>> more_;
     uint64_t sequence_;
-    /* The keys for completion hooks: of the Work, and of its parts (add_part). */
+    /* The keys for completion hooks: of the Work, and of its parts (add_part_key). */
     uint64_t key_;
     std::vector<uint64_t> part_keys_;
     /* The running operations and the threads that may add some. At 0 the Work settles. */
@@ -215,12 +217,12 @@ class WorkPart : public c10d::Work {
     uint64_t key_;
 };
 
-/* The handle of a Work on streams, for callers. It has the outputs, because the Work `whole` drops all tensors in the
- * first wait, and stays until the host has seen the end of its operations. */
+/* The handle of a Work on streams, for callers, or of one call that it collects. It has the outputs, because the Work
+ * `whole` drops all tensors in the first wait, and stays until the host has seen the end of its operations. */
 class StreamWork final : public WorkPart {
   public:
-    explicit StreamWork(const c10::intrusive_ptr<tutti::Work> &whole)
-        : WorkPart(whole, whole->getCompletionKey()), outputs_(whole->result())
+    StreamWork(c10::intrusive_ptr<tutti::Work> whole, uint64_t key, Tensors outputs)
+        : WorkPart(std::move(whole), key), outputs_(std::move(outputs))
     {}
     Tensors result() override { return outputs_; }
     bool wait(std::chrono::milliseconds timeout = kNoTimeout) override;

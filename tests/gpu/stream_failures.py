@@ -22,7 +22,35 @@ def check_second_device_is_refused(world):
         dist.all_reduce(torch.zeros(3, device=second))
     with pytest.raises(ValueError, match=f"the output tensor is on {second}"):
         dist.all_gather_into_tensor(torch.zeros(3 * world.size, device=second), x[:3])
+    if world.rank == 0:
+        # Nothing is sent, so rank 1 does not see these calls.
+        refuse_lists(world, torch.zeros(3, device=second), torch.zeros(3 * world.size, device=second),
+                     "one GPU of each rank")
     dist.all_reduce(x)
+
+
+def refuse_lists(world, part, whole, text):
+    """Makes coalesced calls of two tensors, of which the second is refused because of `part` or `whole`."""
+    group, fine = dist.group.WORLD, torch.zeros(3, device=world.kept["device"])
+    gathered = torch.zeros(3 * world.size, device=fine.device)
+    with pytest.raises(ValueError, match=text):
+        group.allgather_into_tensor_coalesced([gathered, whole], [fine, part])
+    with pytest.raises(ValueError, match=text):
+        group.reduce_scatter_tensor_coalesced([fine, part], [gathered, whole])
+    if part.device != fine.device:
+        with pytest.raises(ValueError, match=text):
+            group.allreduce_coalesced([fine, part])
+        with pytest.raises(ValueError, match=text):
+            dist.all_gather_coalesced([[fine, part]] * world.size, [fine, part])
+
+
+def check_refused_list(world):
+    """Checks that a list is refused before its first operation starts, because of a later tensor."""
+    x = opened(world, 6)
+    if world.rank == 0:
+        refuse_lists(world, x[1:4], x, "overlaps the (output|input) in memory")
+    dist.all_reduce(x)
+    same(x, total(world, 6), "after refused lists")
 
 
 def check_mismatch(world):

@@ -5,6 +5,7 @@ import stream_checks
 import stream_failures
 import torch
 import uneven_checks
+import work_checks
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from training import network
@@ -13,7 +14,10 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(),
                                 reason="needs a GPU: torch.cuda.is_available() is False on this machine")
 
 
-@pytest.mark.parametrize("check", stream_checks.CHECKS + uneven_checks.CHECKS, ids=lambda check: check.__name__[6:])
+CHECKS = [*stream_checks.CHECKS, *uneven_checks.CHECKS, *work_checks.CHECKS]
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__[6:])
 def test_streams(on_gpu, check):
     on_gpu(2).run(check, limit_s=120)
 
@@ -24,6 +28,15 @@ def test_flight_recorder_sees_ends(started):
 
 def test_group_opens_again_after_a_change_of_its_members(started):
     started(2).run(stream_checks.check_reconfigure, limit_s=120)
+
+
+def test_group_opens_although_torch_has_cached_memory(started):
+    ranks = started(2, FAKE_CUDA_MEMORY=str(200 << 20))
+    ranks.run(stream_checks.check_opens_although_torch_has_cached_memory, limit_s=120)
+
+
+def test_refused_list_starts_nothing(on_gpu):
+    on_gpu(2).run(stream_failures.check_refused_list, limit_s=120)
 
 
 def test_second_device_is_refused(on_gpu):

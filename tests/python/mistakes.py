@@ -47,7 +47,7 @@ MISTAKES = {
     "conjugate": ("ValueError", "resolve_conj", lambda at: at.backend.allreduce([at.one.to(torch.complex64).conj()])),
     "negation": ("ValueError", "resolve_neg", lambda at: at.backend.allreduce([torch._neg_view(at.one)])),
     "quantized": ("NotImplementedError", "quantized", lambda at: at.backend.broadcast(
-        [torch.quantize_per_tensor(at.one, 0.1, 0, torch.quint8)])),
+        [torch.quantize_per_tensor(torch.ones(4), 0.1, 0, torch.quint8)])),
     "not open": ("ValueError", "without start_coalescing", lambda at: at.group._end_coalescing(at.device)),
 }
 
