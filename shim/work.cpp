@@ -6,6 +6,7 @@
 #include "shim/futures.hpp"
 #include "shim/gil.hpp"
 #include "shim/signals.hpp"
+#include <ATen/ops/empty.h>
 #include <ATen/record_function.h>
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/StreamGuard.h>
@@ -371,11 +372,20 @@ FuturePointer StreamWork::getFuture()
     future_ = c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()),
         std::vector<c10::Device>{ device });
     /* The future records an event on the stream that is current, for the streams of its users. The stream of the
-     * operation will not do, because it may have later work by now. */
-    c10::StreamGuard guard(c10::impl::VirtualGuardImpl(device.type()).getStreamFromGlobalPool(device));
+     * operation will not do, because it may have later work by now. Few programs use streams of high priority. */
+    c10::StreamGuard guard(c10::impl::VirtualGuardImpl(device.type()).getStreamFromGlobalPool(device, true));
     whole_->block_current_streams();
-    if (std::exception_ptr problem = exception()) future_->setError(problem);
-    else future_->markCompleted(c10::IValue(outputs_));
+    if (std::exception_ptr problem = exception()) {
+        future_->setError(problem);
+        return future_;
+    }
+    /* The future finds the device by the storages. A rank without outputs (gather) has that of an empty tensor. */
+    WithoutObservers unobserved;
+    Tensors on_device = outputs_;
+    if (on_device.empty()) on_device.push_back(at::empty({ 0 }, at::TensorOptions().device(device)));
+    std::vector<c10::weak_intrusive_ptr<c10::StorageImpl>> storages;
+    for (const at::Tensor &tensor : on_device) storages.push_back(tensor.storage().getWeakStorageImpl());
+    future_->markCompleted(c10::IValue(outputs_), std::move(storages));
     return future_;
 }
 

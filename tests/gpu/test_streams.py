@@ -1,5 +1,6 @@
 """Tests of operations on CUDA streams, on a machine that has a GPU, or by script/test-cuda."""
 import gpu_ranks
+import memory_checks
 import pytest
 import stream_checks
 import stream_failures
@@ -12,9 +13,7 @@ from training import network
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(),
                                 reason="needs a GPU: torch.cuda.is_available() is False on this machine")
-
-
-CHECKS = [*stream_checks.CHECKS, *uneven_checks.CHECKS, *work_checks.CHECKS]
+CHECKS = [*stream_checks.CHECKS, *uneven_checks.CHECKS, *work_checks.CHECKS, *memory_checks.CHECKS]
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__[6:])
@@ -32,7 +31,7 @@ def test_group_opens_again_after_a_change_of_its_members(started):
 
 def test_group_opens_although_torch_has_cached_memory(started):
     ranks = started(2, FAKE_CUDA_MEMORY=str(200 << 20))
-    ranks.run(stream_checks.check_opens_although_torch_has_cached_memory, limit_s=120)
+    ranks.run(memory_checks.check_opens_although_torch_has_cached_memory, limit_s=120)
 
 
 def test_refused_list_starts_nothing(on_gpu):

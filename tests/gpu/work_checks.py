@@ -4,7 +4,7 @@ import time
 import torch
 import torch.distributed as dist
 from device_checks import late, numbers, same, total
-from stream_checks import LIMIT, first_on_rank_0, opened
+from stream_checks import LIMIT, first_on_rank_0, opened, other_stream
 
 
 def check_durations(world):
@@ -58,7 +58,7 @@ def check_late_future(world):
         later = dist.all_reduce(y, async_op=True)
 
         def look():
-            with torch.cuda.stream(torch.cuda.Stream()):
+            with torch.cuda.stream(other_stream()):
                 doubled = work.get_future().wait()[0] * 2
                 seen.record()
             until = time.monotonic() + 30
@@ -91,4 +91,22 @@ def check_coalesced_with_messages(world):
     assert len(seen) == 4 and torch.equal(seen[0], x.cpu()) and torch.equal(seen[1], received.cpu())
 
 
-CHECKS = [check_durations, check_result_of_work, check_result_of_part, check_late_future, check_coalesced_with_messages]
+def check_future_without_outputs(world):
+    """Checks that a stream that waits for the future of a gather, on a rank that gets no output, waits for it."""
+    x = opened(world)
+    current, other = torch.cuda.current_stream(), other_stream()
+    outputs = [torch.zeros_like(x) for _ in range(world.size)]
+    torch.cuda._sleep(200_000_000)
+    work = dist.gather(x, outputs if world.rank == 0 else None, async_op=True)
+    with torch.cuda.stream(other):
+        assert len(work.get_future().wait()) == (world.size if world.rank == 0 else 0)
+    if other.query():
+        assert current.query(), "a stream has not waited"
+    work.wait()
+    if world.rank == 0:
+        same(torch.cat(outputs), torch.cat([numbers(rank, 6) for rank in range(world.size)]), "gathered")
+    torch.cuda.synchronize()
+
+
+CHECKS = [check_durations, check_result_of_work, check_result_of_part, check_late_future, check_future_without_outputs,
+          check_coalesced_with_messages]
