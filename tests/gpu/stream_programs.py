@@ -26,9 +26,17 @@ CYCLES = (0, 0, 20_000, 200_000)
 class OnStreams(operations.Place):
     def __init__(self, device, streams, order):
         self.device, self.streams, self.order = device, streams, order
+        # The streams and sizes of tensors whose memory is free as soon as the operations permit it.
+        self.freed = []
 
     def step(self):
-        return torch.cuda.stream(self.order.choice(self.streams))
+        """Chooses a stream. Before, it uses memory again that earlier steps have freed."""
+        for stream, size in self.freed:
+            with torch.cuda.stream(stream):
+                torch.full((size,), WRONG, dtype=torch.uint8, device=self.device)
+        self.freed = self.freed[-8:]
+        self.stream = self.order.choice(self.streams)
+        return torch.cuda.stream(self.stream)
 
     def put(self, room, is_empty):
         """Returns a tensor into which the current stream writes the contents late. No operation orders streams because
@@ -52,9 +60,11 @@ class OnStreams(operations.Place):
             work.wait(*[LIMIT] if way == "limit" else [])
         call.waited.append(torch.cuda.current_stream().record_event())
 
-    def again(self, call, work):
-        """The next call is on the same stream, on another one, or on another one after kernels, which need a wait.
-        The kernels change the tensors twice, so that the contents are as before."""
+    def again(self, call):
+        """Makes a call, on the current stream or on that of the group. The next call on the same tensors is made on the
+        same stream, on another one, or on another one after kernels, which need a wait. The kernels change the tensors
+        twice, so that the contents are as before."""
+        work = operations.launch(call, self.order.random() < 0.5)
         way = self.order.choice(["same", "other", "kernels"])
         if way == "same":
             return
@@ -67,26 +77,35 @@ class OnStreams(operations.Place):
             else:
                 other.wait_stream(current)
             for operand in call.brought:
-                operand.room.bitwise_not_()
-                operand.room.bitwise_not_()
+                # No operation orders the streams of an empty tensor.
+                if operand.bytes:
+                    operand.room.bitwise_not_()
+                    operand.room.bitwise_not_()
 
     def started(self, call):
         """Frees tensors that the running operation still uses, or overwrites those that it has read."""
         record_streams(call)
-        if call.step.kind == "messages":
+        if call.step.how == "drop" and call.step.kind != "messages" and self.order.random() < 0.5:
+            self.free(call)
+        elif call.step.kind == "messages":
             if self.order.random() < 0.5:
                 for operand in call.brought:
                     operand.room.fill_(WRONG)
                 call.brought = []
-        elif call.step.how == "drop":
-            if self.order.random() < 0.5:
-                call.brought, call.received, call.part, call.is_dropped = [], [], None, True
-        elif call.step.kind not in model.IN_PLACE and self.order.random() < 0.3:
+        elif call.step.how != "drop" and call.step.kind not in model.IN_PLACE and self.order.random() < 0.3:
             call.brought = []
 
+    def free(self, call):
+        """Frees the tensors of a call. Nobody has seen its results."""
+        self.freed += [(call.stream, len(operand.room)) for operand in call.brought + call.received]
+        call.brought, call.received, call.part, call.is_dropped = [], [], None, True
+
     def ended(self, call):
-        """Copies the results, and then overwrites or frees the tensors, all on the current stream."""
-        way = self.order.choice(["keep", "overwrite", "free"])
+        """Frees the tensors without another use, or copies the results, and then overwrites or frees the tensors, all
+        on the current stream."""
+        way = self.order.choice(["keep", "overwrite", "free", "forget"])
+        if way == "forget" and call.step.kind != "messages":
+            return self.free(call)
         for event in call.waited:
             torch.cuda.current_stream().wait_event(event)
         record_streams(call)

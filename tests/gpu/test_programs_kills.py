@@ -5,6 +5,7 @@ One rank is killed for every 200 cases: `--cases 20000` kills 100, `--first-seed
 """
 import random
 import threading
+from datetime import timedelta
 
 import pytest
 
@@ -68,6 +69,9 @@ def check_survivor(world, programs, victim, process):
     for group in others:
         # Another survivor may wait for this one.
         group.abort()
+    # A survivor that still runs its program would make other calls of the broken groups.
+    world.store.set(f"kill/{world.rank}", "failed")
+    world.store.wait([f"kill/{rank}" for rank in range(world.size) if rank != victim], timedelta(seconds=LIMIT_S))
     assert f"process {process} " in str(error) or "aborted" in str(error), error
     device = world.kept["device"]
     for group in broken:

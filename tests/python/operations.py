@@ -30,6 +30,8 @@ FILL = 0xA5
 class Place:
     """The CPU, as the place of a program's tensors. tests/gpu/stream_programs.py has another one."""
     device = CPU
+    # The stream of the step, or None.
+    stream = None
 
     def put(self, room, is_empty):
         """Returns a tensor of this place with the contents of one on the CPU. is_empty: it holds only guard bytes."""
@@ -45,8 +47,9 @@ class Place:
         else:
             work.wait()
 
-    def again(self, call, work):
-        """Prepares the next call on the same tensors. work: the Work of the last call, or None."""
+    def again(self, call):
+        """Makes a call before another one on the same tensors."""
+        work = launch(call, call.step.how != "sync")
         if work is not None:
             work.wait()
 
@@ -106,6 +109,8 @@ class Call:
                          for i, shape in enumerate(model.receives(step, size, rank))]
         if step.kind.endswith("_in_place"):
             self.share_memory()
+        # The stream for which the tensors were allocated, or None.
+        self.stream = place.stream
         self.works = []
         self.senders = []
         self.is_dropped = False
@@ -142,11 +147,11 @@ class Call:
 
 
 # ---- the calls of torch.distributed ----
-def launch(call):
+def launch(call, later):
     """Starts the step as torch's users do. Returns an object with wait(), or None if the call has blocked."""
     step, group, p = call.step, call.group, call.size
     ins, outs = [o.tensor for o in call.brought], [o.tensor for o in call.received]
-    root, later = step.root % p, step.how != "sync"
+    root = step.root % p
     op = dist._make_nccl_premul_sum(FACTOR) if step.op == "PREMUL_SUM" else getattr(dist.ReduceOp, step.op)
     reduces, moves = {"op": op, "group": group, "async_op": later}, {"group": group, "async_op": later}
     rows = lambda of: [model.uneven(step, *of(r)) for r in range(p)]
@@ -276,14 +281,13 @@ def start(step, number, group, rank, size, place):
     call = Call(step, group, rank, size, place)
     refusals = model.refusals(step, size)
     if refusals:
-        return must_refuse(refusals, lambda: launch(call))
+        return must_refuse(refusals, lambda: launch(call, step.how != "sync"))
     if step.kind == "messages":
         exchange(call, number)
         return call
-    work = launch(call)
     for _ in range(step.times - 1):
-        place.again(call, work)
-        work = launch(call)
+        place.again(call)
+    work = launch(call, step.how != "sync")
     if work is not None and step.how != "drop":
         call.works.append(work)
     return call
