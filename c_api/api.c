@@ -235,7 +235,8 @@ tutti_status tutti_await_status_caller(int *connection)
     if (!connection)
         return status_refuse(TUTTI_INVALID_ARGUMENT,
             "tutti_await_status_caller: the pointer to the connection is NULL");
-    return snapshots_await_caller(connection);
+    *connection = snapshots_await_caller();
+    return TUTTI_OK;
 }
 tutti_status tutti_comm_info(tutti_comm *comm, char *buffer, size_t capacity, size_t *bytes)
 {

@@ -1,6 +1,7 @@
 /* The text of an error is local to the thread that detected it, so callers need not pass a buffer. */
 #include "backend/base/status.h"
 #include "backend/base/log.h"
+#include "backend/base/text.h"
 #include <stdio.h>
 #include <string.h>
 
@@ -13,6 +14,7 @@ __attribute__((format(printf, 3, 0))) static tutti_status status_keep_text(tutti
     const char *format, va_list arguments)
 {
     vsnprintf(detail, sizeof detail, format, arguments);
+    text_replace_invalid(detail);
     is_refusal = refuses;
     LOG(INFO, "%s: %s", status_message(status), detail);
     return status;

@@ -1,4 +1,5 @@
 #include "backend/base/text_buffer.h"
+#include "backend/base/text.h"
 #include <stdarg.h>
 #include <stdio.h>
 
@@ -17,7 +18,11 @@ void text_append_string(struct text_buffer *text, const char *s)
     for (; *s; s++) {
         if (*s == '"' || *s == '\\') text_append(text, "\\%c", *s);
         else if ((unsigned char)*s < 32) text_append(text, "\\u%04x", (unsigned)*s);
-        else text_append(text, "%c", *s);
+        else {
+            int length = character_length(s);
+            text_append(text, "%.*s", length ? length : 1, length ? s : "?");
+            s += length ? length - 1 : 0;
+        }
     }
     text_append(text, "\"");
 }

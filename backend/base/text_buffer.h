@@ -6,7 +6,7 @@
 struct text_buffer { char *at; size_t capacity, length; };
 /* Appends formatted text. */
 void text_append(struct text_buffer *text, const char *format, ...) __attribute__((format(printf, 2, 3)));
-/* Appends a JSON string. */
+/* Appends a JSON string. Bytes that are no UTF-8 become '?'. */
 void text_append_string(struct text_buffer *text, const char *s);
 /* Appends "name": "value" as JSON, and then the text `after`. */
 void text_append_pair(struct text_buffer *text, const char *name, const char *value, const char *after);

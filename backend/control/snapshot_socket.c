@@ -10,44 +10,59 @@
 #include <errno.h>
 #include <poll.h>
 #include <stdatomic.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
 /* The room for the first attempt to write a snapshot, and for a message of a program, in bytes. */
 enum { FIRST_CAPACITY = 16384, MOST_MESSAGE = 65536 };
+/* If more callers wait for the program's message, the oldest gets none. */
+enum { MOST_CALLERS = 32 };
 static int listener = -1;
 static _Atomic(snapshot_write *) writer;
 
-/* The caller that waits for the program's message. Callers are only kept once a thread of the program awaits them. */
+/* Callers that wait for the program's message, the oldest first. They are kept once a thread of the program answers. */
 static struct {
     pthread_mutex_t lock;
     pthread_cond_t changed;
-    int caller;
-    bool are_kept;
-} next = { .lock = PTHREAD_MUTEX_INITIALIZER, .changed = PTHREAD_COND_INITIALIZER, .caller = -1 };
+    int callers[MOST_CALLERS], count;
+    bool program_answers;
+} waiting = { .lock = PTHREAD_MUTEX_INITIALIZER, .changed = PTHREAD_COND_INITIALIZER };
 
 /* ---- the program's message ---- */
-/* Keeps the caller for a thread of the program, or closes it. */
-static void caller_keep(int caller)
+/* Removes the oldest caller and returns it. */
+static int callers_take_oldest(void)
 {
-    pthread_mutex_lock(&next.lock);
-    int other = next.are_kept ? next.caller : caller;
-    if (next.are_kept) next.caller = caller;
-    pthread_cond_signal(&next.changed);
-    pthread_mutex_unlock(&next.lock);
-    descriptor_close(&other);
+    int oldest = waiting.callers[0];
+    memmove(waiting.callers, waiting.callers + 1, (size_t)--waiting.count * sizeof *waiting.callers);
+    return oldest;
 }
-tutti_status snapshots_await_caller(int *out)
+/* Keeps the caller for a thread of the program, or closes it. */
+static void callers_add(int caller)
 {
-    pthread_mutex_lock(&next.lock);
-    next.are_kept = true;
-    while (next.caller < 0) pthread_cond_wait(&next.changed, &next.lock);
-    *out = next.caller;
-    next.caller = -1;
-    pthread_mutex_unlock(&next.lock);
-    return TUTTI_OK;
+    int dropped = -1;
+    pthread_mutex_lock(&waiting.lock);
+    if (!waiting.program_answers) dropped = caller;
+    else {
+        if (waiting.count == MOST_CALLERS) dropped = callers_take_oldest();
+        waiting.callers[waiting.count++] = caller;
+        pthread_cond_signal(&waiting.changed);
+    }
+    pthread_mutex_unlock(&waiting.lock);
+    descriptor_close(&dropped);
+}
+int snapshots_await_caller(void)
+{
+    pthread_mutex_lock(&waiting.lock);
+    waiting.program_answers = true;
+    while (!waiting.count) pthread_cond_wait(&waiting.changed, &waiting.lock);
+    int caller = callers_take_oldest();
+    pthread_mutex_unlock(&waiting.lock);
+    return caller;
+}
+static void callers_close_all(void)
+{
+    while (waiting.count) close(callers_take_oldest());
 }
 /* Waits for the next message of a connection and returns its length. Returns 0 at its end or after deadline_ms, or
    -errno. */
@@ -61,18 +76,19 @@ static int message_await(int connection, int64_t deadline_ms, void *out, size_t 
         poll(&(struct pollfd){ .fd = connection, .events = POLLIN }, 1, (int)left_ms);
     }
 }
-void snapshot_ask_place(const unsigned char nonce[16], int64_t deadline_ms, char *out, size_t bytes)
+int snapshot_ask(const unsigned char nonce[16]) { return socket_connect("snapshot", nonce); }
+void snapshot_receive_place(int process, int64_t deadline_ms, char *out, size_t bytes)
 {
     uint64_t length;
     char *message = memory_alloc_zeroed(MOST_MESSAGE, 1);
-    int process = message ? socket_connect("snapshot", nonce) : -1;
     out[0] = 0;
     /* The first message has the snapshot. */
-    if (process >= 0 && message_await(process, deadline_ms, &length, sizeof length) == sizeof length
+    if (message && process >= 0 && message_await(process, deadline_ms, &length, sizeof length) == sizeof length
         && message_await(process, deadline_ms, message, MOST_MESSAGE - 1) > 0) {
         message[strcspn(message, "\n")] = 0;
         text_make_printable(message, MOST_MESSAGE);
-        snprintf(out, bytes, "%s", message);
+        /* A cut would lose the line, which is at the end. */
+        if (strlen(message) < bytes) strcpy(out, message);
     }
     descriptor_close(&process);
     free(message);
@@ -124,22 +140,22 @@ bool snapshot_socket_on_ready(int descriptor)
     }
     pthread_mutex_unlock(&registry.lock);
     if (write) snapshot_send(caller, write);
-    caller_keep(caller);
+    callers_add(caller);
     pthread_mutex_lock(&registry.lock);
     return true;
 }
 void snapshot_socket_close(void)
 {
     registry_close_descriptor(&listener);
-    pthread_mutex_lock(&next.lock);
-    descriptor_close(&next.caller);
-    pthread_mutex_unlock(&next.lock);
+    pthread_mutex_lock(&waiting.lock);
+    callers_close_all();
+    pthread_mutex_unlock(&waiting.lock);
 }
 void snapshot_socket_after_fork(void)
 {
     descriptor_close(&listener);
-    descriptor_close(&next.caller);
-    pthread_mutex_init(&next.lock, NULL);
-    pthread_cond_init(&next.changed, NULL);
-    next.are_kept = false;
+    callers_close_all();
+    pthread_mutex_init(&waiting.lock, NULL);
+    pthread_cond_init(&waiting.changed, NULL);
+    waiting.program_answers = false;
 }

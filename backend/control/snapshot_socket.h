@@ -2,22 +2,24 @@
  * whose bytes no process can change. The watch thread writes them, so it does that while the ranks of the process wait,
  * or hold the interpreter's lock. A connection is the request. */
 #pragma once
-#include "include/tutti.h"
 #include <stdbool.h>
 #include <stddef.h>
+#include <stdint.h>
 
 /* Writes at most `capacity` bytes of a snapshot, always terminated, and sets *bytes to the whole length. */
 typedef void snapshot_write(char *buffer, size_t capacity, size_t *bytes);
 /* Sets the function that writes. The watch thread calls it without registry.lock. Any thread. */
 void snapshots_set_writer(snapshot_write *write);
 
-/* Waits for the next caller that has got a snapshot, and sets *out to its connection, which takes one more message: the
-   place of this process's program, in one line, and further lines with more. The caller of this function closes it. A
-   caller that comes before the last one was taken replaces it. Never fails. */
-tutti_status snapshots_await_caller(int *out);
-/* Asks the process with that nonce, on this host, for its place, the first line above, until deadline_ms at the latest.
-   Writes "" if it does not answer, or does not tell. */
-void snapshot_ask_place(const unsigned char nonce[16], int64_t deadline_ms, char *out, size_t bytes);
+/* Waits for the next caller that has got a snapshot, and returns its connection, which takes one more message: the
+   place of this process's program, in one line, and further lines with more. The caller of this function closes it. */
+int snapshots_await_caller(void);
+/* Asks the process with that nonce, on this host, for its place, the first line above. Returns the connection, or
+   -errno. */
+int snapshot_ask(const unsigned char nonce[16]);
+/* Receives the answer until deadline_ms at the latest, and closes the connection. Writes "" if the process does not
+   answer, does not tell, or the place does not fit. */
+void snapshot_receive_place(int process, int64_t deadline_ms, char *out, size_t bytes);
 
 /* ---- for the watch thread and lifetime.c, with registry.lock held ---- */
 /* Opens the socket, and makes the watch thread poll it. A process that cannot open it gives no snapshots. */

@@ -2,41 +2,29 @@
 #include "backend/base/clock.h"
 #include "backend/engine/comm.h"
 
-/* Returns the operation to record, or NULL, and sets *kind. */
-static const struct operation *comm_find_awaited(const tutti_comm *comm, enum activity_kind *kind)
+#define STORE(field, value) atomic_store_explicit(&(field), (value), memory_order_relaxed)
+
+/* The thread need not be the driver, which may be writing the operation. The values are only shown. */
+__attribute__((no_sanitize("thread"))) void activity_begin(tutti_comm *comm, const struct operation *op)
 {
-    const struct operation *op = comm->run_queue.head;
-    *kind = op ? ACTIVITY_COLLECTIVE : comm->messages.open ? ACTIVITY_MESSAGE : ACTIVITY_WINDOW;
-    if (op) return op;
-    /* The newest message is first in its list, and the oldest operation of a window in its own. */
-    for (op = comm->messages.open; op && op->next;) op = op->next;
-    if (!op) op = comm->windows.open;
-    if (!op) *kind = ACTIVITY_NONE;
-    return op;
-}
-void activity_record(tutti_comm *comm)
-{
-    enum activity_kind kind;
     struct activity *activity = &comm->activity;
-    const struct operation *op = comm_find_awaited(comm, &kind);
-    bool is_same = op == activity->operation && kind == atomic_load_explicit(&activity->kind, memory_order_relaxed)
-        && (!op || op->sequence == atomic_load_explicit(&activity->number, memory_order_relaxed));
-    if (is_same) return;
-    activity->operation = op;
-    atomic_store_explicit(&activity->since_ms, clock_ms(), memory_order_relaxed);
-    if (op) {
-        atomic_store_explicit(&activity->number, op->sequence, memory_order_relaxed);
-        atomic_store_explicit(&activity->bytes, op->part_bytes, memory_order_relaxed);
+    if (atomic_load_explicit(&activity->operation, memory_order_relaxed) == op) return;
+    bool is_message = op->collective == POINT_TO_POINT, is_window = op->collective == WINDOW_OPERATION;
+    STORE(activity->since_ms, clock_ms());
+    if (is_message) {
+        STORE(activity->peer, op->message.transfer.peer);
+        STORE(activity->tag, op->message.tag);
+        STORE(activity->bytes, op->part_bytes);
+        STORE(activity->is_send, op->message.transfer.is_send);
     }
-    if (kind == ACTIVITY_MESSAGE) {
-        atomic_store_explicit(&activity->peer, op->message.transfer.peer, memory_order_relaxed);
-        atomic_store_explicit(&activity->tag, op->message.tag, memory_order_relaxed);
-        atomic_store_explicit(&activity->is_send, op->message.transfer.is_send, memory_order_relaxed);
-    }
-    if (kind == ACTIVITY_WINDOW) atomic_store_explicit(&activity->peer, op->message.window.peer, memory_order_relaxed);
-    atomic_store_explicit(&activity->kind, (uint32_t)kind, memory_order_release);
+    if (is_window) STORE(activity->peer, op->message.window.peer);
+    STORE(activity->kind, is_message ? ACTIVITY_MESSAGE : is_window ? ACTIVITY_WINDOW : ACTIVITY_COLLECTIVE);
+    atomic_store_explicit(&activity->operation, op, memory_order_release);
 }
-void activity_forget(tutti_comm *comm, const struct operation *operation)
+void activity_end(tutti_comm *comm, const struct operation *op)
 {
-    if (comm->activity.operation == operation) comm->activity.operation = NULL;
+    struct activity *activity = &comm->activity;
+    if (atomic_load_explicit(&activity->operation, memory_order_relaxed) != op) return;
+    STORE(activity->kind, ACTIVITY_NONE);
+    STORE(activity->operation, NULL);
 }

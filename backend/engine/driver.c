@@ -182,10 +182,7 @@ bool driver_check_periodically(tutti_comm *comm, int64_t n)
     uint32_t bell = atomic_load_explicit(&comm->submission.bell, memory_order_acquire);
     bool is_due = n % CHECK_EVERY == CHECK_EVERY - 1, is_called = bell != comm->run_queue.bell_seen;
     comm->run_queue.bell_seen = bell;
-    if (is_due) {
-        peers_ring_deferred(comm);
-        activity_record(comm);
-    }
+    if (is_due) peers_ring_deferred(comm);
     return (is_due || is_called || ++comm->run_queue.visits % 1024 == 0) && driver_fail_if_due(comm);
 }
 int64_t driver_turn_before_check(int64_t n) { return (n | (CHECK_EVERY - 1)) + CHECK_EVERY - 1; }
@@ -244,7 +241,10 @@ bool driver_drive(tutti_comm *comm, struct operation *op, struct interrupt_timer
         wait_set_clear(&blocked);
         uint32_t bell = atomic_load_explicit(&comm->submission.bell, memory_order_acquire);
         if (driver_make_progress(comm, &blocked) || driver_check_periodically(comm, n)) { n = -1; continue; }
-        if (n % CHECK_EVERY == CHECK_EVERY - 1 && interrupt_is_due(timer)) return operation_is_over(op);
+        if (n % CHECK_EVERY == CHECK_EVERY - 1) {
+            activity_begin(comm, op);
+            if (interrupt_is_due(timer)) return operation_is_over(op);
+        }
         bool is_alone = op->collective == POINT_TO_POINT && message_waits_for_itself(comm, op);
         if (is_alone && message_withdraw(comm, op)) return true;
         if (driver_awaits_bytes(comm, n, &blocked)) {
@@ -258,6 +258,7 @@ bool driver_drive(tutti_comm *comm, struct operation *op, struct interrupt_timer
         if (sleeps) wait_set_sleep(&blocked, atomic_load(&most_sleep_ms));
         n = driver_turn_before_check(n);
     }
+    activity_end(comm, op);
     return true;
 }
 bool driver_drive_briefly(tutti_comm *comm, int turns)

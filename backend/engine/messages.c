@@ -201,7 +201,6 @@ void message_post(tutti_comm *comm, struct operation *op)
     t->may_share = true;
     router_post(comm->router, t);
     if (t->state == TRANSFER_DONE && !comm->messages.open) { operation_complete(op, TUTTI_OK); return; }
-    activity_forget(comm, op);
     op->next = comm->messages.open;
     comm->messages.open = op;
 }

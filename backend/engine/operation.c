@@ -74,8 +74,11 @@ static bool operation_await(struct operation *op, struct interrupt_timer *timer)
         }
         bool sleeps = !backoff_step(&comm->group.backoff, n, set.core_is_wanted);
         if (sleeps) wait_set_sleep(&set, atomic_load(&most_sleep_ms));
-        is_due = (sleeps || n % LOOK_EVERY == LOOK_EVERY - 1) && interrupt_is_due(timer);
+        if (!sleeps && n % LOOK_EVERY != LOOK_EVERY - 1) continue;
+        activity_begin(comm, op);
+        is_due = interrupt_is_due(timer);
     }
+    if (!is_due) activity_end(comm, op);
     atomic_fetch_sub(&comm->submission.inside, 1);
     return !is_due;
 }

@@ -12,8 +12,8 @@
 
 /* A driver that has not checked for STOPPED_MS was stopped. A message of a rank that has left may take UNDER_WAY_MS. */
 enum { STOPPED_MS = 1000, UNDER_WAY_MS = 500 };
-/* The time that other processes have to tell where their programs are, and the room for the answer of one. */
-enum { ASK_MS = 300, PLACE_BYTES = 160 };
+/* The time that other processes have to tell where their programs are, the room for one answer, and their number. */
+enum { ASK_MS = 300, PLACE_BYTES = 128, MOST_ASKED = 4 };
 
 /* ---- text ---- */
 /* Writes " in " and a description of the running operation. */
@@ -36,21 +36,31 @@ static void failure_list_absent_ranks(const tutti_comm *comm, char *out, size_t 
             used = error_text_append_rank(out, bytes, used, r);
     free(absent);
 }
-/* Writes where the programs of the ranks of this host are that have not begun the running operation, as "; rank 3 is at
-   train.py:19 (step)". They have ASK_MS to tell. */
-static void failure_describe_absent_programs(const tutti_comm *comm, char *out, size_t bytes)
+/* Returns true if the rank is in another process of this host and has not begun the running operation. */
+static bool rank_is_absent_elsewhere(const tutti_comm *comm, int rank)
 {
     const struct group *group = &comm->group;
-    const struct member *mine = &group->members[group->rank];
+    return group_rank_is_here(group, rank) && !executor_rank_has_arrived(&comm->executor, rank)
+        && !member_shares_process(&group->members[rank], &group->members[group->rank]);
+}
+/* Writes where the programs of absent ranks of this host are, as "; rank 3 is at train.py:19 (step)". All are asked at
+   once, and have ASK_MS to tell. */
+static void failure_describe_absent_programs(const tutti_comm *comm, char *out, size_t bytes)
+{
     int64_t deadline_ms = clock_ms() + ASK_MS;
+    int ranks[MOST_ASKED], processes[MOST_ASKED], count = 0;
     size_t used = 0;
     out[0] = 0;
-    for (int r = 0; r < group->size && used < bytes; r++) {
+    for (int r = 0; r < comm->group.size && count < MOST_ASKED; r++)
+        if (rank_is_absent_elsewhere(comm, r)) {
+            ranks[count] = r;
+            processes[count++] = snapshot_ask(comm->group.members[r].identity.nonce);
+        }
+    for (int i = 0; i < count; i++) {
         char place[PLACE_BYTES];
-        bool is_absent = group_rank_is_here(group, r) && !executor_rank_has_arrived(&comm->executor, r);
-        if (!is_absent || member_shares_process(&group->members[r], mine)) continue;
-        snapshot_ask_place(group->members[r].identity.nonce, deadline_ms, place, sizeof place);
-        if (place[0]) used += (size_t)snprintf(out + used, bytes - used, "; rank %d is at %s", r, place);
+        snapshot_receive_place(processes[i], deadline_ms, place, sizeof place);
+        if (place[0] && bytes - used > sizeof place + 32)
+            used += (size_t)snprintf(out + used, bytes - used, "; rank %d is at %s", ranks[i], place);
     }
 }
 /* Describes a call on streams that a rank has made instead of the running operation of the host, or writes an empty
@@ -132,7 +142,7 @@ static tutti_status comm_fail_late_operation(tutti_comm *comm, const struct oper
     const char *none_absent = comm->agreement
         ? "no rank is known to be missing: one is too slow or stopped, or one of another host has not made this call"
         : "all ranks have come, but one is too slow or stopped";
-    char what[224], absent[128] = "", ahead[192], places[2 * PLACE_BYTES] = "";
+    char what[224], absent[128] = "", ahead[192], places[3 * PLACE_BYTES] = "";
     if (op->collective == POINT_TO_POINT) return comm_fail_late_message(comm, op);
     if (op->collective == WINDOW_OPERATION) return comm_fail_late_window(comm, op);
     failure_describe_running(comm, what, sizeof what);

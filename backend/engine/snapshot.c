@@ -49,6 +49,10 @@ static void text_append_age(struct text_buffer *text, const char *name, int64_t 
 {
     text_append_seconds(text, name, clock_ms() - since_ms);
 }
+static void text_append_hex(struct text_buffer *text, const unsigned char *from, int bytes)
+{
+    for (int i = 0; i < bytes; i++) text_append(text, "%02x", from[i]);
+}
 /* Appends the id of the group, which is equal in all its processes, and no secret. */
 static void text_append_group_id(struct text_buffer *text, const struct group *group)
 {
@@ -58,7 +62,7 @@ static void text_append_group_id(struct text_buffer *text, const struct group *g
     sha256_add(&sha, group->members[0].token, sizeof group->members[0].token);
     sha256_finish(&sha, hash);
     text_append(text, "\"id\": \"");
-    for (int i = 0; i < ID_BYTES; i++) text_append(text, "%02x", hash[i]);
+    text_append_hex(text, hash, ID_BYTES);
     text_append(text, "\", ");
 }
 /* Appends all ranks of the group: process, name of the host, and number of the host in the group. */
@@ -67,8 +71,10 @@ static void text_append_members(struct text_buffer *text, const struct group *gr
     text_append(text, "\"members\": [");
     for (int r = 0; r < group->size; r++) {
         const struct identity *identity = &group->members[r].identity;
-        text_append(text, "%s{\"rank\": %d, \"pid\": %llu, \"host\": %d, ", r ? ", " : "", r,
+        text_append(text, "%s{\"rank\": %d, \"pid\": %llu, \"host\": %d, \"process\": \"", r ? ", " : "", r,
             (unsigned long long)identity->pid, layout_host(group->layout, r));
+        text_append_hex(text, identity->nonce, sizeof identity->nonce);
+        text_append(text, "\", ");
         text_append_pair(text, "host_name", identity->host, "}");
     }
     text_append(text, "], ");
@@ -101,23 +107,29 @@ static void text_append_message(struct text_buffer *text, const struct activity 
         text_append(text, "\"tag\": %u, \"bytes\": %llu, ", atomic_load(&activity->tag),
             (unsigned long long)atomic_load(&activity->bytes));
 }
-/* Appends the operation that is open, or null. "age_s" is null if no driver waits for it. */
+/* Returns the kind of the operations that are open: collectives before messages before those of windows. */
+static enum activity_kind open_work_kind(const struct open_work *work)
+{
+    if (work->has_collectives) return ACTIVITY_COLLECTIVE;
+    if (work->has_messages) return ACTIVITY_MESSAGE;
+    return work->has_window_operations ? ACTIVITY_WINDOW : ACTIVITY_NONE;
+}
+/* Appends the operation for which a thread waits, else one that is open, or null. "age_s" is null if no thread waits
+   for it. */
 static void text_append_activity(struct text_buffer *text, const tutti_comm *comm, const struct open_work *work)
 {
+    static const char *const names[] = {
+        [ACTIVITY_COLLECTIVE] = "collective", [ACTIVITY_MESSAGE] = "message", [ACTIVITY_WINDOW] = "window"
+    };
     const struct activity *activity = &comm->activity;
-    uint32_t recorded = atomic_load_explicit(&activity->kind, memory_order_acquire);
-    enum activity_kind open = work->has_collectives ? ACTIVITY_COLLECTIVE
-        : work->has_messages                        ? ACTIVITY_MESSAGE
-        : work->has_window_operations               ? ACTIVITY_WINDOW
-                                                    : ACTIVITY_NONE;
-    bool is_recorded =
-        recorded == (uint32_t)open && (open != ACTIVITY_COLLECTIVE || atomic_load(&activity->number) == work->calls);
-    if (open == ACTIVITY_NONE) { text_append(text, "\"open\": null, "); return; }
+    bool is_awaited = atomic_load_explicit(&activity->operation, memory_order_acquire);
+    enum activity_kind awaited = (enum activity_kind)atomic_load(&activity->kind);
+    enum activity_kind kind = is_awaited && awaited != ACTIVITY_NONE ? awaited : open_work_kind(work);
+    if (kind == ACTIVITY_NONE) { text_append(text, "\"open\": null, "); return; }
     text_append(text, "\"open\": {");
-    if (open == ACTIVITY_COLLECTIVE) text_append_pair(text, "kind", "collective", ", ");
-    else if (is_recorded) text_append_message(text, activity, open == ACTIVITY_MESSAGE);
-    else text_append_pair(text, "kind", open == ACTIVITY_MESSAGE ? "message" : "window", ", ");
-    if (is_recorded) text_append_age(text, "age_s", atomic_load(&activity->since_ms));
+    if (is_awaited && kind != ACTIVITY_COLLECTIVE) text_append_message(text, activity, kind == ACTIVITY_MESSAGE);
+    else text_append_pair(text, "kind", names[kind], ", ");
+    if (is_awaited) text_append_age(text, "age_s", atomic_load(&activity->since_ms));
     else text_append(text, "\"age_s\": null");
     text_append(text, "}, ");
 }

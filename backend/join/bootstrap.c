@@ -272,14 +272,13 @@ tutti_status bootstrap_withdraw_result(const tutti_config *config, const struct 
     char key[STORE_KEY_BYTES], detail[STATUS_DETAIL_BYTES];
     struct join_result result;
     const struct store_pieces pieces = { mine->size, STORE_PIECE_BYTES };
-    /* Every rank finds these two errors in the table by itself, so a rank that reads this result instead gets the
-       same one. */
-    bool has_every_rank = status == TUTTI_INVALID_ARGUMENT || status == TUTTI_MISMATCH;
+    /* Ranks that have read the table find these two errors there by themselves. A rank that reads this result instead
+       gets the same class. */
+    bool is_in_table = status == TUTTI_INVALID_ARGUMENT || status == TUTTI_MISMATCH;
     snprintf(detail, sizeof detail, "%s", status_detail());
-    join_result_decide(&result, has_every_rank ? status : TUTTI_PEER_LOST, mine->size);
-    if (!has_every_rank)
-        snprintf(result.detail, sizeof result.detail,
-            "rank 0 of %s could not join after the ranks had found each other: %.400s", mine->group, detail);
+    join_result_decide(&result, is_in_table ? status : TUTTI_PEER_LOST, mine->size);
+    snprintf(result.detail, sizeof result.detail,
+        "rank 0 of %s could not join after the ranks had found each other: %.400s", mine->group, detail);
     store_key_of_attempt(mine, "table", key);
     /* A rank that finds the group formed but no table would report a second process of its rank, or a loss of the
        store, so the table is removed last, and not without the error. */

@@ -71,6 +71,34 @@ static void wait_in_receive(struct rank *me)
         REQUIRE(tutti_recv(&x, 1, TUTTI_FLOAT32, TUTTI_ANY_SOURCE, 8, me->comm, NULL) == TUTTI_OK);
     }
 }
+/* Rank 1 waits in one receive after the other, and is shown without one while it does not wait. */
+static void wait_for_one_of_two(struct rank *me)
+{
+    float x[2] = { 1, 2 };
+    tutti_request requests[2] = { TUTTI_REQUEST_INIT, TUTTI_REQUEST_INIT };
+    if (me->rank == 1)
+        for (int i = 0; i < 2; i++)
+            REQUIRE(tutti_recv(&x[i], 1, TUTTI_FLOAT32, 0, (unsigned)i, me->comm, &requests[i]) == TUTTI_OK);
+    world_meet(me);
+    if (me->rank == 0) {
+        free(snapshot_await("\"open\": {\"kind\": \"message\", \"age_s\": null}"));
+        world_meet(me);
+        free(snapshot_await("\"kind\": \"receive\", \"peer\": 0, \"tag\": 1, \"bytes\": 4, \"age_s\": "));
+        REQUIRE(tutti_send(x, 1, TUTTI_FLOAT32, 1, 1, me->comm, NULL) == TUTTI_OK);
+        free(snapshot_await("\"open\": {\"kind\": \"message\", \"age_s\": null}"));
+        REQUIRE(tutti_send(x, 1, TUTTI_FLOAT32, 1, 0, me->comm, NULL) == TUTTI_OK);
+    } else {
+        world_meet(me);
+        REQUIRE(tutti_wait(&requests[1], 0) == TUTTI_OK);
+    }
+    world_meet(me);
+    if (me->rank == 1) REQUIRE(tutti_wait(&requests[0], 0) == TUTTI_OK);
+}
+static void test_message_without_a_waiting_thread_has_no_age(void **state)
+{
+    (void)state;
+    world_threads(2, NULL, wait_for_one_of_two, NULL);
+}
 static void test_waiting_rank_shows_its_receive(void **state)
 {
     (void)state;
@@ -136,7 +164,7 @@ static void test_text_is_cut_to_the_buffer(void **state)
     assert_memory_equal(cut, whole, sizeof cut - 1);
 }
 /* Asks this process, as another one does, and returns the text in `out`. */
-static void snapshot_ask(const unsigned char nonce[NONCE_BYTES], char *out, size_t room)
+static void snapshot_receive(const unsigned char nonce[NONCE_BYTES], char *out, size_t room)
 {
     uint64_t length;
     int file = -1, got, caller = socket_connect("snapshot", nonce);
@@ -173,17 +201,22 @@ static void *tell_place(void *callers)
     }
     return NULL;
 }
+/* Asks a process for the place of its program. */
+static void ask_place(const struct identity *process, int64_t deadline_ms, char *out, size_t bytes)
+{
+    snapshot_receive_place(snapshot_ask(process->nonce), deadline_ms, out, bytes);
+}
 /* Asks this process `callers` times while a thread of it answers. */
 static void ask_telling_program(const struct identity *self, int callers)
 {
     char place[64];
     pthread_t thread;
     pthread_create(&thread, NULL, tell_place, &callers);
-    do snapshot_ask_place(self->nonce, INT64_MAX, place, sizeof place);
+    do ask_place(self, INT64_MAX, place, sizeof place);
     while (!*place);
     for (int i = 1; i < callers; i++) {
         assert_string_equal(place, "train.py:7 (step)");
-        snapshot_ask_place(self->nonce, INT64_MAX, place, sizeof place);
+        ask_place(self, INT64_MAX, place, sizeof place);
     }
     assert_string_equal(place, "train.py:7 (step)");
     pthread_join(thread, NULL);
@@ -198,32 +231,34 @@ static void test_program_tells_its_place(void **state)
     snapshots_set_writer(snapshot_write_process);
     ask_telling_program(&self, 3);
     /* The thread of the program does not come back. */
-    snapshot_ask_place(self.nonce, clock_ms() + 20, place, sizeof place);
+    ask_place(&self, clock_ms() + 20, place, sizeof place);
     assert_string_equal(place, "");
     peers_release();
-    snapshot_ask_place(self.nonce, INT64_MAX, place, sizeof place);
+    ask_place(&self, INT64_MAX, place, sizeof place);
     assert_string_equal(place, "");
 }
-static void test_next_caller_replaces_the_last(void **state)
+static void test_oldest_of_many_callers_gets_no_place(void **state)
 {
+    enum { CALLERS = 33 };
     struct identity self;
     uint64_t length;
-    int callers[2], got;
+    int callers[CALLERS], got;
     (void)state;
     assert_int_equal(peers_acquire(&self), TUTTI_OK);
     snapshots_set_writer(snapshot_write_process);
     ask_telling_program(&self, 1);
-    for (int i = 0; i < 2; i++) {
-        callers[i] = socket_connect("snapshot", self.nonce);
+    for (int i = 0; i < CALLERS; i++) {
+        callers[i] = snapshot_ask(self.nonce);
         while ((got = socket_receive(callers[i], &length, sizeof length, NULL)) == -EAGAIN) sleep_us(100);
         assert_int_equal(got, sizeof length);
     }
     while ((got = socket_receive(callers[0], &length, sizeof length, NULL)) == -EAGAIN) sleep_us(100);
     assert_int_equal(got, 0);
-    assert_int_equal(socket_receive(callers[1], &length, sizeof length, NULL), -EAGAIN);
+    for (int i = 1; i < CALLERS; i++)
+        assert_int_equal(socket_receive(callers[i], &length, sizeof length, NULL), -EAGAIN);
     peers_release();
-    assert_int_equal(socket_receive(callers[1], &length, sizeof length, NULL), 0);
-    for (int i = 0; i < 2; i++) close(callers[i]);
+    for (int i = 1; i < CALLERS; i++) assert_int_equal(socket_receive(callers[i], &length, sizeof length, NULL), 0);
+    for (int i = 0; i < CALLERS; i++) close(callers[i]);
 }
 static void test_socket_answers_with_a_snapshot(void **state)
 {
@@ -233,12 +268,12 @@ static void test_socket_answers_with_a_snapshot(void **state)
     assert_int_equal(peers_acquire(&self), TUTTI_OK);
     snapshots_set_writer(snapshot_write_process);
     for (int i = 0; i < 3; i++) {
-        snapshot_ask(self.nonce, text, sizeof text);
+        snapshot_receive(self.nonce, text, sizeof text);
         assert_memory_equal(text, "{\"format\": 1, \"version\": ", 25);
         assert_non_null(strstr(text, "\"groups\": []}"));
     }
     snapshots_set_writer(write_long_text);
-    snapshot_ask(self.nonce, text, sizeof text);
+    snapshot_receive(self.nonce, text, sizeof text);
     assert_int_equal(strspn(text, "x"), 40000);
     snapshots_set_writer(snapshot_write_process);
     peers_release();
@@ -251,12 +286,13 @@ int test_snapshots(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_waiting_rank_shows_its_collective),
         cmocka_unit_test(test_waiting_rank_shows_its_receive),
+        cmocka_unit_test(test_message_without_a_waiting_thread_has_no_age),
         cmocka_unit_test(test_failed_group_shows_its_failure),
         cmocka_unit_test(test_rank_that_is_joining_is_shown),
         cmocka_unit_test(test_text_is_cut_to_the_buffer),
         cmocka_unit_test(test_socket_answers_with_a_snapshot),
         cmocka_unit_test(test_program_tells_its_place),
-        cmocka_unit_test(test_next_caller_replaces_the_last),
+        cmocka_unit_test(test_oldest_of_many_callers_gets_no_place),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -195,7 +195,7 @@ static void test_rank_that_cannot_get_the_table_aborts_the_join_of_all(void **st
     outcomes_destroy(outcomes);
     (void)state;
 }
-static void expect_after_withdrawal(tutti_status status, tutti_status expected, const char *text)
+static void expect_after_withdrawal(tutti_status status, tutti_status expected)
 {
     struct outcome *outcomes = outcomes_create();
     struct identity mine;
@@ -204,18 +204,18 @@ static void expect_after_withdrawal(tutti_status status, tutti_status expected, 
     join_without_table(&outcomes[1]);
     withdrawn = TUTTI_OK;
     assert_int_equal(outcomes[1].status, expected);
-    assert_string_equal(outcomes[1].detail, text);
+    assert_string_equal(outcomes[1].detail,
+        "rank 0 of test group could not join after the ranks had found each other: the reason of rank 0");
     peers_release();
     outcomes_destroy(outcomes);
 }
 static void test_rank_that_comes_after_the_table_was_withdrawn_gets_the_reason(void **state)
 {
     (void)state;
-    expect_after_withdrawal(TUTTI_SYSTEM, TUTTI_PEER_LOST,
-        "rank 0 of test group could not join after the ranks had found each other: the reason of rank 0");
+    expect_after_withdrawal(TUTTI_SYSTEM, TUTTI_PEER_LOST);
     /* A rank that has read the table finds these two errors in it. */
-    expect_after_withdrawal(TUTTI_MISMATCH, TUTTI_MISMATCH, "the reason of rank 0");
-    expect_after_withdrawal(TUTTI_INVALID_ARGUMENT, TUTTI_INVALID_ARGUMENT, "the reason of rank 0");
+    expect_after_withdrawal(TUTTI_MISMATCH, TUTTI_MISMATCH);
+    expect_after_withdrawal(TUTTI_INVALID_ARGUMENT, TUTTI_INVALID_ARGUMENT);
 }
 
 /* A store that makes up the records of all ranks but 0, and keeps what rank 0 stores. */

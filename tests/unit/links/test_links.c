@@ -30,8 +30,8 @@ static void link_all(void)
     for (int hop = 1; hop < size; hop++)
         REQUIRE(link_await(peers[(rank + hop) % size], clock_ms() + JOIN_MS) == TUTTI_OK);
     world_barrier(size);
-    /* A link to each other process has one descriptor for both directions. */
-    REQUIRE(descriptors_settle_at(before + 4 + size - 1));
+    /* The listener of links has a descriptor, and a link to each other process has one for both directions. */
+    REQUIRE(descriptors_settle_at(before + REGISTRY_DESCRIPTORS + size));
     REQUIRE(world_link((rank + 1) % size) == peers[(rank + 1) % size]);
     for (int peer = 0; peer < size; peer++) REQUIRE(peer == rank || !peer_is_gone(peers[peer]));
     REQUIRE(link_one_way_ns(peers[(rank + 1) % size]) < JOIN_MS * 1e6 && link_one_way_ns(NULL) == 0);

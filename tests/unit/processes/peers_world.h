@@ -55,6 +55,8 @@ struct peer *world_link(int peer);
 void sleep_ms(int ms);
 /* The numbers of open descriptors and of threads of this process. */
 int count_descriptors(void);
+/* The descriptors of a registry: two sockets that listen, the poll set and the eventfd of the watch thread. */
+enum { REGISTRY_DESCRIPTORS = 4 };
 int count_threads(void);
 /* Wait until the number is as expected, because another thread or process may be about to close something. Return false
    after GENEROUS_MS. */

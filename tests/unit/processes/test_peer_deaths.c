@@ -138,8 +138,7 @@ static void acquire_in_a_child(void)
     struct peer_watch watch = { .peer = peers[1 - rank], .lost = loss_record, .context = &loss };
     peer_watch(&watch);
     world_barrier(2);
-    /* The four descriptors are the listener, the poller, the waker and the connection. */
-    REQUIRE(descriptors_settle_at(before + 4));
+    REQUIRE(descriptors_settle_at(before + REGISTRY_DESCRIPTORS + 1));
     pid_t child = fork();
     if (child == 0) {
         REQUIRE(count_descriptors() == before);

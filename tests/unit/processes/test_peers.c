@@ -24,7 +24,7 @@ static void connect_at_once(void)
         world_connect_all(peers);
         world_barrier(size);
         /* There is one connection to each other process. */
-        REQUIRE(descriptors_settle_at(before + 3 + size - 1));
+        REQUIRE(descriptors_settle_at(before + REGISTRY_DESCRIPTORS + size - 1));
         world_barrier(size);
         for (int peer = 0; peer < size; peer++) {
             if (peer == rank) continue;
@@ -84,7 +84,7 @@ static void connect_from_threads(void)
         for (int i = 0; i < 4; i++) pthread_join(threads[i], NULL);
         REQUIRE(found[0] == found[1] && found[1] == found[2] && found[2] == found[3]);
         world_barrier(size);
-        REQUIRE(descriptors_settle_at(before + 4));
+        REQUIRE(descriptors_settle_at(before + REGISTRY_DESCRIPTORS + 1));
         world_barrier(size);
         for (int i = 0; i < 4; i++) peer_release(found[i]);
         world_barrier(size);
@@ -246,7 +246,7 @@ static void send_too_many(void)
     REQUIRE(rank == 0 || peers_await_descriptor(token, INT64_MAX, &none) == TUTTI_SYSTEM);
     REQUIRE(rank == 0 || strstr(status_detail(), "more than 256 arrived after it that this process has not requested"));
     /* Rank 1 has taken one of the open ones. */
-    REQUIRE(descriptors_settle_at(before + 4 + (rank == 1 ? MOST_OPEN_EARLY_FDS - 1 : 0)));
+    REQUIRE(descriptors_settle_at(before + REGISTRY_DESCRIPTORS + 1 + (rank == 1 ? MOST_OPEN_EARLY_FDS - 1 : 0)));
     peer_release(peer);
     world_barrier(2);
     peers_release();
