@@ -54,11 +54,11 @@ def register() -> None:
             problem = "this torch has no torch.distributed"
         elif "tutti" not in distributed.Backend.backend_list:
             distributed.Backend.register_backend("tutti", create, extended_api=True, devices=["cpu", "cuda"])
-        if "TUTTI_BIND" in os.environ:
-            from torch_tutti._binding import bind
-            bind()
         if problem is None and "TUTTI_TAKE_OVER" in os.environ:
             from torch_tutti._takeover import from_environment
             from_environment()
     except Exception as error:
         problem = f"{type(error).__name__}: {error}"
+    if os.environ.get("TUTTI_BIND"):
+        from torch_tutti._binding import bind
+        bind()

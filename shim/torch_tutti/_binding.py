@@ -53,10 +53,17 @@ def check(environment: Mapping[str, str] = os.environ) -> None:
 
 def bind(environment: MutableMapping[str, str] = os.environ) -> None:
     """Binds this process if TUTTI_BIND and the variables of a launcher ask for it, and clears the variable, because the
-    children of a rank share its cores. torch gets a thread for each core."""
+    children of a rank share its cores. torch gets a thread for each core. A failure is a warning."""
     if environment.get(VARIABLE) != "cores" or not {"LOCAL_RANK", "LOCAL_WORLD_SIZE"} <= set(environment):
         return
-    rank, ranks = int(environment["LOCAL_RANK"]), int(environment["LOCAL_WORLD_SIZE"])
+    try:
+        _bind_rank(environment, int(environment["LOCAL_RANK"]), int(environment["LOCAL_WORLD_SIZE"]))
+    except (ValueError, IndexError, OSError) as error:
+        _log.write("warn", f"{VARIABLE} has bound nothing, because of LOCAL_RANK={environment['LOCAL_RANK']} and "
+                           f"LOCAL_WORLD_SIZE={environment['LOCAL_WORLD_SIZE']}, or the machine: {error}")
+
+
+def _bind_rank(environment: MutableMapping[str, str], rank: int, ranks: int) -> None:
     every_core = cores(os.sched_getaffinity(0))
     shares = plan(every_core, ranks)
     if rank == 0:

@@ -43,7 +43,7 @@ def _check(status: int) -> None:
     if status == 0:
         return
     library = _library()
-    text = library.tutti_get_last_error().decode()
+    text = library.tutti_get_last_error().decode(errors="replace")
     from torch_tutti import _extension, exceptions
     if _extension._loaded is not None:
         _extension._loaded._raise_interrupt()

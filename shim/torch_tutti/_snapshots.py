@@ -7,10 +7,11 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import socket
 import struct
 from dataclasses import dataclass, field
-from typing import Any, Iterable
+from typing import Any
 
 FORMAT = 1
 MOST_STACK_BYTES = 1 << 16
@@ -21,10 +22,11 @@ STATES = {"T": "stopped", "t": "stopped by a debugger", "Z": "ended", "X": "ende
 
 @dataclass
 class Process:
-    """A process of this host. pid: as the process knows itself, or as this process knows it if it has not answered.
-    snapshot: its JSON, or None. stacks: the stacks of its threads; the first line is the place of the main thread, and
-    all are "" if it has not told them. state: a value of STATES, or "" if it runs. resident_bytes: the memory that it
-    occupies, or None if that is unknown."""
+    """A process of this host. id: its nonce, by which the others of its groups know it. pid: its number here, which
+    differs from its own in a container; 0 if it is invisible here. snapshot: its JSON, or None. stacks: the stacks
+    of its threads; the first line is the place of the main thread, and all are "" if it has not told them. state: a
+    value of STATES, or "" if it runs. resident_bytes: the memory that it occupies, or None if that is unknown."""
+    id: str
     pid: int
     snapshot: dict[str, Any] | None
     stacks: str
@@ -36,10 +38,12 @@ class Process:
 class Rank:
     """A rank of a group. Fields of other hosts' ranks that no process here knows are None.
 
+    process: the id of its process. pid: its number here, or as it knows itself if it has ended or is elsewhere.
     calls: number of the last collective that it called. call: the description of that. open: the operation that is
-    open, with "kind" and "age_s". is_late: ranks wait for this one. state: that of its process. place: the line that
-    the main thread of its process runs, or ""."""
+    open, with "kind" and "age_s". is_late: ranks wait for this one. state: that of its process. place: the line
+    that the main thread of its process runs, or ""."""
     rank: int
+    process: str
     pid: int
     host: int
     host_name: str
@@ -80,13 +84,16 @@ class Job:
 # ---- reading ----
 def socket_names() -> list[str]:
     """Returns the names of the sockets of all processes, of any user."""
-    with open("/proc/net/unix") as table:
-        names = {line.split()[-1] for line in table if PREFIX in line}
-    return sorted(name for name in names if name.startswith(PREFIX))
+    # A name may have any bytes.
+    with open("/proc/net/unix", errors="replace") as table:
+        found = (re.search(f"{PREFIX}[0-9a-f]{{32}}$", line) for line in table)
+        return sorted({match[0] for match in found if match})
 
 
 def _proc_stat(pid: int) -> tuple[str, int | None]:
     """Returns the state of a process, as in STATES, and its resident bytes. "ended" if there is no such process."""
+    if pid == 0:
+        return "", None
     try:
         with open(f"/proc/{pid}/stat") as stat:
             words = stat.read().rpartition(")")[2].split()
@@ -95,34 +102,35 @@ def _proc_stat(pid: int) -> tuple[str, int | None]:
     return STATES.get(words[0], ""), int(words[21]) * os.sysconf("SC_PAGE_SIZE")
 
 
+def _read_snapshot(descriptor: int) -> dict[str, Any] | None:
+    """Returns the snapshot in a file, and closes that; None if it has none of this format."""
+    with open(descriptor, "rb") as text, contextlib.suppress(OSError, ValueError):
+        text.seek(0)
+        snapshot = json.load(text)
+        return snapshot if snapshot.get("format") == FORMAT else None
+    return None
+
+
 def _ask(name: str, timeout_s: float) -> tuple[int, dict[str, Any] | None, str] | None:
     """Returns the process that listens on that socket, its snapshot, or None for that if it does not answer in time,
     and its stacks. Returns None for a process that has ended or belongs to another user."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as caller:
-        caller.settimeout(timeout_s)
+        # The queue of another user's socket may be full.
+        caller.setblocking(False)
         try:
             caller.connect("\0" + name[1:])
         except OSError:
             return None
+        caller.settimeout(timeout_s)
         pid, user, _ = struct.unpack("3i", caller.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
         if user != os.geteuid():
             return None
-        try:
-            _, descriptors, _, _ = socket.recv_fds(caller, 8, 1)
-        except OSError:
-            return pid, None, ""
-        stacks = ""
+        snapshot, stacks = None, ""
         with contextlib.suppress(OSError):
+            _, descriptors, _, _ = socket.recv_fds(caller, 8, 1)
+            snapshot = _read_snapshot(descriptors[0]) if descriptors else None
             stacks = caller.recv(MOST_STACK_BYTES).decode(errors="replace")
-    if not descriptors:
-        return pid, None, ""
-    with open(descriptors[0], "rb") as text:
-        text.seek(0)
-        snapshot = json.load(text)
-    if snapshot.get("format") != FORMAT:
-        return pid, None, ""
-    # In a container this is not the number by which this process knows it.
-    return snapshot["pid"], snapshot, stacks
+    return pid, snapshot, stacks
 
 
 def processes(timeout_s: float = 1.0) -> list[Process]:
@@ -134,7 +142,7 @@ def processes(timeout_s: float = 1.0) -> list[Process]:
     for name in socket_names():
         answer = _ask(name, timeout_s)
         if answer:
-            found.append(Process(*answer, *_proc_stat(answer[0])))
+            found.append(Process(name.removeprefix(PREFIX), *answer, *_proc_stat(answer[0])))
     return sorted(found, key=lambda process: process.pid)
 
 
@@ -156,53 +164,56 @@ def _add_knowledge(group: Group, own: dict[str, Any]) -> None:
     mine.open, mine.failure = own["open"], own["failure"]
 
 
-def _matches(operation: dict[str, Any] | None, kind: str, rank: int) -> bool:
-    """Returns whether an open operation is the other end of a message of that kind from or to that rank."""
+def matches(rank: Rank, peer: Rank) -> bool:
+    """Returns whether the open operation of `peer` is the other end of the message for which `rank` waits."""
+    mine, other = rank.open or {}, peer.open or {}
     ends = {"send": "receive", "receive": "send"}
-    return bool(operation) and ends.get(operation["kind"]) == kind and operation["peer"] in (rank, None)
+    return mine.get("kind") in ends and other.get("kind") == ends[mine["kind"]] and mine["tag"] == other["tag"] \
+        and mine["peer"] in (peer.rank, None) and other["peer"] in (rank.rank, None)
 
 
 def _mark_late(group: Group) -> None:
     """Marks the ranks for which others wait: those that have not called the newest collective that is open, and the
-    peers of open messages that have not called the other end."""
+    peers of open messages that have not called the other end. Unknown ranks of other hosts are not marked."""
     waiting = group.waits()
     newest = max((rank.calls or 0 for rank in waiting if rank.open["kind"] == "collective"), default=0)
     for rank in group.ranks:
         rank.is_late = rank.calls is not None and rank.calls < newest
     for rank in waiting:
-        peer = rank.open.get("peer")
-        if peer is not None and not _matches(group.ranks[peer].open, rank.open["kind"], rank.rank):
-            group.ranks[peer].is_late = True
+        number = rank.open.get("peer")
+        peer = None if number is None else group.ranks[number]
+        if peer and peer.host in group.here and not matches(rank, peer):
+            peer.is_late = True
 
 
-def _groups(members: Iterable[Process]) -> list[Group]:
+def _groups(members: list[Process]) -> list[Group]:
     """Returns the groups of these processes, in the order in which they were made."""
     groups: dict[str, Group] = {}
-    stacks = {process.pid: process.stacks for process in members}
-    states = {process.pid: process.state or ("" if process.snapshot else "does not answer") for process in members}
+    of_id = {process.id: process for process in members}
     for process in members:
         for own in _joined(process):
-            ranks = [Rank(m["rank"], m["pid"], m["host"], m["host_name"]) for m in own["members"]]
+            ranks = [Rank(m["rank"], m["process"], m["pid"], m["host"], m["host_name"]) for m in own["members"]]
             group = groups.setdefault(own["id"], Group(own["id"], own["name"], own["timeout_s"], ranks))
             _add_knowledge(group, own)
     for group in groups.values():
-        for rank in group.ranks:
-            if rank.host in group.here:
-                rank.state = states[rank.pid] if rank.pid in states else _proc_stat(rank.pid)[0]
-                rank.place = stacks.get(rank.pid, "").partition("\n")[0]
+        for rank in (rank for rank in group.ranks if rank.host in group.here):
+            process = of_id.get(rank.process)
+            rank.state = "ended" if not process else process.state or ("" if process.snapshot else "does not answer")
+            rank.place = process.stacks.partition("\n")[0] if process else ""
+            rank.pid = process.pid or rank.pid if process else rank.pid
         _mark_late(group)
     return list(groups.values())
 
 
-def _parts(found: list[Process]) -> list[set[int]]:
+def _parts(found: list[Process]) -> list[set[str]]:
     """Returns the ids of the processes of each job."""
-    parts: list[set[int]] = []
+    parts: list[set[str]] = []
     for process in found:
-        pids = {process.pid}
+        ids = {process.id}
         for group in _joined(process):
-            pids |= {member["pid"] for member in group["members"] if member["host"] == group["host"]}
-        apart = [part for part in parts if not part & pids]
-        parts = [*apart, pids.union(*(part for part in parts if part & pids))]
+            ids |= {member["process"] for member in group["members"]}
+        apart = [part for part in parts if not part & ids]
+        parts = [*apart, ids.union(*(part for part in parts if part & ids))]
     return parts
 
 
@@ -210,7 +221,7 @@ def jobs(found: list[Process]) -> list[Job]:
     """Returns the jobs of these processes. Processes belong to one job if they share a group."""
     made = []
     for part in _parts(found):
-        together = [process for process in found if process.pid in part]
+        together = [process for process in found if process.id in part]
         joining = [(process, group) for process in together if process.snapshot
                    for group in process.snapshot["groups"] if group["state"] == "joining"]
         made.append(Job(together, _groups(together), joining))

@@ -9,11 +9,13 @@ import socket
 import sys
 import threading
 import traceback
+from pathlib import Path
 from types import FrameType
 
 from torch_tutti import _library, _program_line
 
-MOST_BYTES = 60_000
+# The bytes of an answer, and the characters of a path and of a function's name in the first line.
+MOST_BYTES, MOST_PATH, MOST_NAME = 60_000, 60, 40
 _process = 0
 
 
@@ -29,7 +31,7 @@ def start() -> None:
 def _answer() -> None:
     connection = ctypes.c_int()
     while _library.await_status_caller(connection):
-        with socket.socket(fileno=connection.value) as caller, contextlib.suppress(OSError):
+        with socket.socket(fileno=connection.value) as caller, contextlib.suppress(Exception):
             caller.send(describe().encode(errors="replace")[:MOST_BYTES])
 
 
@@ -47,10 +49,14 @@ def describe() -> str:
 
 
 def _place(frame: FrameType | None) -> str:
-    """Returns the line of the program that a thread runs, as "train.py:19 (step)", or "" if there is none."""
+    """Returns the line of the program that a thread runs, as "code/train.py:19 (step)", or "" if there is none."""
     found = []
     while frame:
         found.append(_program_line.Frame(frame.f_code.co_name, frame.f_code.co_filename, frame.f_lineno))
         frame = frame.f_back
     line = _program_line.find(found)
-    return f"{line.filename}:{line.line} ({line.name})" if line else ""
+    if not line:
+        return ""
+    # error texts have room for the end of a path only
+    file = "/".join(Path(line.filename).parts[-2:])
+    return f"{file[-MOST_PATH:]}:{line.line} ({line.name[:MOST_NAME]})"

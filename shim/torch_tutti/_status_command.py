@@ -9,7 +9,7 @@ import time
 from typing import Any
 
 from torch_tutti import _snapshots
-from torch_tutti._snapshots import Group, Job, Rank
+from torch_tutti._snapshots import Group, Job, Rank, matches
 
 FORMAT = 1
 MIB = 1 << 20
@@ -49,7 +49,7 @@ def _rank_line(rank: Rank, names_host: bool) -> str:
     return f"  rank {rank.rank:<4} process {rank.pid:<8}{place} {known}{line}{process}"
 
 
-def causes(group: Group) -> list[Rank]:
+def find_late(group: Group) -> list[Rank]:
     """Returns the ranks for which others wait and that do not wait themselves. If all of these wait, returns them all:
     they wait for one another."""
     late = [rank for rank in group.ranks if rank.is_late]
@@ -57,30 +57,47 @@ def causes(group: Group) -> list[Rank]:
     return [rank for rank in late if rank.rank not in waiting] or late
 
 
-def _verdict(group: Group) -> str:
+def _waits_without_other_end(group: Group) -> list[Rank]:
+    """Returns the ranks that wait for a message of any rank, while no rank sends one to them."""
+    return [rank for rank in group.waits() if rank.open["kind"] == "receive" and rank.open["peer"] is None
+            and not any(matches(rank, peer) for peer in group.ranks)]
+
+
+def _elsewhere(rank: Rank, group: Group, job: Job) -> str:
+    """Returns in which other group a rank waits, as text."""
+    names = [other.name for other in job.groups if other.id != group.id
+             and any(waiter.process == rank.process for waiter in other.waits())]
+    return f", which waits in {' and '.join(names)}" if names else ""
+
+
+def _verdict(group: Group, job: Job) -> str:
     """Returns for whom the ranks of a group wait, or "" if none of them waits."""
     waiting = group.waits()
     if not waiting:
         return ""
-    late = causes(group)
+    late = find_late(group)
     if late and all(rank in waiting for rank in late):
         return f"  => {_numbers(late)} wait, and others wait for them: do the ranks make the same calls?"
     if late:
-        return f"  => the others wait for {_numbers(late)}"
+        places = dict.fromkeys(_elsewhere(rank, group, job) for rank in late)
+        return f"  => the others wait for {_numbers(late)}{''.join(places)}"
     stopped = [rank for rank in group.ranks if rank.state]
     if stopped:
         return f"  => all have made the call, and wait for {_numbers(stopped)}"
     if any(rank.calls is None for rank in group.ranks):
         return "  => no rank of this host is late; run tutti status on the other hosts"
+    alone = _waits_without_other_end(group)
+    if alone:
+        return f"  => {_numbers(alone)} {'waits' if len(alone) == 1 else 'wait'} for a message that no rank sends now"
     return "  => all have made the call, and work on it"
 
 
-def _group_lines(group: Group) -> list[str]:
+def _group_lines(group: Group, job: Job) -> list[str]:
     hosts = len({rank.host for rank in group.ranks})
     head = f"{group.name}: {len(group.ranks)} ranks on {hosts} host{'s' if hosts > 1 else ''}, timeout " \
            f"{group.timeout_s:g} s"
     lines = [head, *(_rank_line(rank, hosts > 1) for rank in group.ranks)]
-    verdict = _verdict(group)
+    verdict = _verdict(group, job)
     return [*lines, verdict] if verdict else lines
 
 
@@ -94,7 +111,7 @@ def report(jobs: list[Job]) -> str:
             lines.append(f"process {process.pid}: rank {group['rank']} of {group['ranks']} has been joining "
                          f"{group['name']} for {group['exists_s']:.1f} s")
         for group in job.groups:
-            lines += _group_lines(group)
+            lines += _group_lines(group, job)
         silent = [process for process in job.processes if not process.snapshot]
         lines += [f"process {process.pid} does not answer{f', it is {process.state}' if process.state else ''}"
                   for process in silent]
@@ -123,11 +140,12 @@ def as_metrics(jobs: list[Job]) -> str:
     rows: dict[str, list[str]] = {name: [] for name in help_of}
     for group in (group for job in jobs for group in job.groups):
         for rank in (rank for rank in group.ranks if rank.calls is not None):
-            labels = f'{{group="{group.name}",id="{group.id}",rank="{rank.rank}",pid="{rank.pid}"}}'
+            name = group.name.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
+            labels = f'{{group="{name}",id="{group.id}",rank="{rank.rank}",pid="{rank.pid}"}}'
             waits_s = (rank.open or {}).get("age_s") or 0
             values = (rank.calls, waits_s, int(rank.is_late), int(rank.failure is not None))
-            for name, value in zip(rows, values):
-                rows[name].append(f"tutti_{name}{labels} {value}")
+            for metric, value in zip(rows, values):
+                rows[metric].append(f"tutti_{metric}{labels} {value}")
     lines = []
     for name, (kind, text) in help_of.items():
         lines += [f"# HELP tutti_{name} {text}", f"# TYPE tutti_{name} {kind}", *rows[name]]
@@ -137,9 +155,9 @@ def as_metrics(jobs: list[Job]) -> str:
 # ---- the command ----
 def stacks(jobs: list[Job]) -> str:
     """Returns the Python stacks of the processes whose ranks are late, as text."""
-    late = {rank.pid for job in jobs for group in job.groups for rank in causes(group) if rank.host in group.here}
+    late = {rank.process for job in jobs for group in job.groups for rank in find_late(group)}
     parts = []
-    for process in (process for job in jobs for process in job.processes if process.pid in late):
+    for process in (process for job in jobs for process in job.processes if process.id in late):
         told = process.stacks.partition("\n")[2] or "\nunknown: it is stopped, or its interpreter is locked"
         parts.append(f"\nprocess {process.pid}:{told}\n")
     return "".join(parts)

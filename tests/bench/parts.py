@@ -162,16 +162,20 @@ def status_of(process, until, signals):
             if left_s <= 0:
                 return None
             if signals in select.select([ended, signals], [], [], left_s)[0]:
-                interrupt(signals)
+                raise_interruption(signals)
         return process.returncode
     finally:
         os.close(ended)
 
 
-def interrupt(signals):
+def raise_interruption(signals):
     for number in os.read(signals, 16):
         if number in INTERRUPTIONS:
-            raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(128 + number)
+            interrupt(number, None)
+
+
+def interrupt(number, _):
+    raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(128 + number)
 
 
 def stop(process):

@@ -161,6 +161,12 @@ def test_an_interruption_ends_all_processes_of_the_part(parts, tmp_path, number)
     assert children_of(session) == []
 
 
+def test_interruption_between_parts_ends_the_program(parts):
+    with pytest.raises(SystemExit) as ended:
+        parts.interrupt(signal.SIGTERM, None)
+    assert ended.value.code == 128 + signal.SIGTERM
+
+
 def test_all_parts_together_take_25_minutes_at_most(parts):
     assert sum(parts.LIMITS_S.values()) <= 25 * 60
 

@@ -88,6 +88,15 @@ def test_other_processes_are_not_bound():
     assert started(TUTTI_BIND="", LOCAL_RANK="1", LOCAL_WORLD_SIZE="2").stdout.startswith(f"{allowed} ")
 
 
+@pytest.mark.parametrize("rank, ranks", [("5", "2"), ("0", "0"), ("one", "2")])
+def test_wrong_variables_of_a_launcher_are_a_warning_and_leave_the_take_over(rank, ranks):
+    program = "import torch_tutti._takeover as t, torch; print(sorted(t._taken_over_names()))"
+    done = started(program, TUTTI_BIND="cores", LOCAL_RANK=rank, LOCAL_WORLD_SIZE=ranks, TUTTI_TAKE_OVER="gloo")
+    assert done.stdout == "['gloo']\n"
+    assert "warn: TUTTI_BIND has bound nothing, because of " in done.stderr
+    assert f"LOCAL_RANK={rank} and LOCAL_WORLD_SIZE={ranks}" in done.stderr
+
+
 def test_command_binds():
     run = [sys.executable, "-m", "torch_tutti", "run", "--bind", sys.executable, "-c"]
     bound = started(command=run, LOCAL_RANK="0", LOCAL_WORLD_SIZE="1")

@@ -2,7 +2,9 @@
 import json
 import os
 import re
+import runpy
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -199,11 +201,46 @@ def test_other_users_get_nothing(shared):
     assert asked.stdout.strip() == "0"
 
 
+def test_names_of_other_sockets_do_not_disturb(shared):
+    ranks = shared(2)
+    with socket.socket(socket.AF_UNIX) as other, socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as false:
+        other.bind(b"\0foreign-\xff\xfe")
+        false.bind("\0tutti-snapshot-" + "f" * 32)
+        false.listen(0)
+        assert {process.pid for process in ranks.processes} <= {process.pid for process in _snapshots.processes(0.1)}
+
+
+def await_in_named_folder(world, program, path):
+    runpy.run_path(program)["wait"](world.rank, path)
+
+
+def test_place_with_letters_of_any_language_fits_into_the_error(fresh, tmp_path):
+    folder = tmp_path / ("é" * 100)
+    folder.mkdir()
+    (folder / "ü.py").write_text("import os, time, torch\n"
+                                 "import torch.distributed as dist\n"
+                                 "def wait(rank, path):\n"
+                                 "    while rank and not os.path.exists(path):\n"
+                                 "        time.sleep(0.01)\n"
+                                 "    dist.all_reduce(torch.ones(2))\n")
+    ranks = fresh(2, timeout_s=2)
+    go = str(tmp_path / "go")
+    start(ranks, await_in_named_folder, str(folder / "ü.py"), go)
+    assert ranks.pipes[0].poll(LIMIT_S)
+    open(go, "w").close()
+    outcomes = ranks.collect(LIMIT_S)
+    assert [outcome.error for outcome in outcomes] == ["TimeoutError"] * 2
+    assert all(re.search(r"rank 1 is at é+/ü.py:[45] \(wait\)", outcome.text) for outcome in outcomes), outcomes
+    awaited(ranks, "has failed: .*é+/ü.py:[45]")
+
+
 def test_errors_of_the_command(capsys):
     assert cli.main(["status", "1"]) == 1
     assert "process 1 is no process of this user on this host that uses tutti" in capsys.readouterr().err
     assert cli.main(["status", "--serve", "9400"]) == 1
     assert "--serve 9400 is no HOST:PORT, such as 127.0.0.1:9400" in capsys.readouterr().err
+    assert cli.main(["status", "--serve", "127.0.0.1:99999"]) == 1
+    assert "--serve 127.0.0.1:99999 is no HOST:PORT" in capsys.readouterr().err
 
 
 def test_metrics_are_served(shared):
@@ -211,10 +248,12 @@ def test_metrics_are_served(shared):
     command = [sys.executable, "-m", "torch_tutti", "status", "--serve", "127.0.0.1:0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
         url = server.stdout.readline().split()[-1]
+        silent = socket.create_connection(("127.0.0.1", int(url.split(":")[-1].split("/")[0])))
         with urllib.request.urlopen(url) as answer:
             text = answer.read().decode()
         with pytest.raises(urllib.error.HTTPError):
             urllib.request.urlopen(url.replace("/metrics", "/"))
+        silent.close()
         server.send_signal(signal.SIGINT)
         assert server.wait(LIMIT_S) == 0
     assert "# TYPE tutti_calls_total counter" in text
@@ -224,13 +263,14 @@ def test_metrics_are_served(shared):
 # ---- snapshots that are written here ----
 def snapshot(pid, *groups):
     told = {"format": 1, "pid": pid, "host_name": "node", "groups": list(groups)}
-    return _snapshots.Process(pid, told, stacks="", state="", resident_bytes=1 << 20)
+    return _snapshots.Process(f"{pid:032x}", pid, told, stacks="", state="", resident_bytes=1 << 20)
 
 
 def group(rank, *called, state="joined", opened=None, hosts=(0, 0), name="group 0", identity="a1"):
     """The part of a snapshot for a group of two ranks. called: number of the last call of each rank of host 0."""
     here = [{"rank": r, "calls": n, "has_left": False, "call": "barrier"} for r, n in enumerate(called)]
-    members = [{"rank": r, "pid": 2**22 + r, "host": host, "host_name": f"node{host}"} for r, host in enumerate(hosts)]
+    members = [{"rank": r, "pid": 2**22 + r, "process": f"{2**22 + r:032x}", "host": host, "host_name": f"node{host}"}
+               for r, host in enumerate(hosts)]
     return {"name": name, "id": identity, "state": state, "rank": rank, "ranks": 2, "exists_s": 7.25, "host": 0,
             "timeout_s": 30.0, "calls": called[rank] if called else 0, "on_streams": False, "members": members,
             "here": here, "open": opened, "failure": None}
@@ -262,9 +302,48 @@ def test_operation_that_all_have_called_is_running():
     assert report_of(*processes).endswith("=> all have made the call, and wait for rank 1")
 
 
+def message(kind, peer, tag=0, age_s=3.0):
+    return {"kind": kind, "peer": peer, "tag": tag, "bytes": 8, "age_s": age_s}
+
+
+def report_of_messages(*opened):
+    processes = [snapshot(2**22 + r, group(r, 0, 0, opened=one)) for r, one in enumerate(opened)]
+    return report_of(*processes).splitlines()[-1]
+
+
+def test_messages_that_do_not_meet_are_told_from_those_that_do():
+    assert report_of_messages(message("send", 1), message("receive", 0)).endswith("and work on it")
+    assert report_of_messages(message("send", 1), message("receive", None)).endswith("and work on it")
+    both = "  => ranks 0, 1 wait, and others wait for them: do the ranks make the same calls?"
+    assert report_of_messages(message("send", 1, tag=1), message("receive", 0, tag=2)) == both
+    assert report_of_messages(message("send", 1), message("send", 0)) == both
+    assert report_of_messages(None, message("receive", 0)) == "  => the others wait for rank 0"
+    assert report_of_messages(None, message("receive", None)) == (
+        "  => rank 1 waits for a message that no rank sends now")
+    assert report_of_messages(message("receive", 1, age_s=None), WAITS).endswith("and work on it")
+
+
+def test_peer_on_another_host_is_unknown():
+    report = report_of(snapshot(2**22, group(0, 0, opened=message("receive", 1), hosts=(0, 1))))
+    assert report.endswith("=> no rank of this host is late; run tutti status on the other hosts")
+
+
+def test_ranks_that_wait_in_different_groups_name_them():
+    first = snapshot(2**22, group(0, 1, 0, opened=WAITS), group(0, 0, 1, name="group 1", identity="b2"))
+    second = snapshot(2**22 + 1, group(1, 1, 0), group(1, 0, 1, name="group 1", identity="b2", opened=WAITS))
+    lines = report_of(first, second).splitlines()
+    assert lines[4] == "  => the others wait for rank 1, which waits in group 1"
+    assert lines[8] == "  => the others wait for rank 0, which waits in group 0"
+
+
 def test_asynchronous_operation_waits_for_no_rank():
     report = report_of(snapshot(2**22, group(0, 3, 2, opened={"kind": "collective", "age_s": None})))
     assert "in call 3: barrier\n" in report and "=>" not in report
+
+
+def test_labels_of_metrics_are_escaped():
+    jobs = _snapshots.jobs([snapshot(2**22, group(0, 1, 1, name='a"b\\c\nd'))])
+    assert r'tutti_late{group="a\"b\\c\nd",id="a1",rank="0"' in _status_command.as_metrics(jobs)
 
 
 def test_rank_that_is_joining_is_shown():
