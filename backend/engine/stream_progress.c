@@ -95,35 +95,37 @@ static void stream_comm_check_departed(struct stream_comm *streams)
         stream_comm_fail(streams, TUTTI_PEER_LOST, "%s", text);
     }
 }
-/* Records that ranks disagree. `finder` has found that `rank` differs. */
-static void stream_comm_record_mismatch(struct stream_comm *streams, int rank, int finder)
+/* Records which ranks disagree about which operation. Returns false if it finds none, for example because they disagree
+   about an operation of the host. */
+static bool stream_comm_record_disagreement(struct stream_comm *streams)
 {
     const struct group *group = &streams->comm->group;
-    unsigned long long number = atomic_load(&streams->site->compared) + 1;
-    struct stream_unequal unequal;
-    if (stream_site_find_unequal_counts(streams->site, number, &unequal))
+    struct stream_disagreement found;
+    if (!stream_site_find_disagreement(streams->site, &found)) return false;
+    unsigned long long number = found.number;
+    int one = group_rank_at_index(group, found.one), other = group_rank_at_index(group, found.other);
+    if (found.is_about_counts)
         stream_comm_fail(streams, TUTTI_MISMATCH,
             "all_to_all with uneven counts, operation %llu on streams of %s: rank %d sends %llu bytes to rank %d, "
             "which expects %llu",
-            number, group->name, group_rank_at_index(group, unequal.sender), (unsigned long long)unequal.sent,
-            group_rank_at_index(group, unequal.receiver), (unsigned long long)unequal.expected);
+            number, group->name, one, (unsigned long long)found.sent, other, (unsigned long long)found.expected);
     else
         stream_comm_fail(streams, TUTTI_MISMATCH,
             "ranks disagree about operation %llu on streams of %s: rank %d and rank %d make different calls; all ranks "
             "must make the same calls in the same order, with the same counts, algorithm, TUTTI_TILE_BYTES and "
             "TUTTI_SLOTS",
-            number, group->name, group_rank_at_index(group, finder), group_rank_at_index(group, rank));
+            number, group->name, one, other);
+    return true;
 }
 /* Records the failure of the streams of the group. `rank` is its cause, or -1: this rank's device, whose error is this
    thread's last one. */
-static void stream_comm_record_site_failure(struct stream_comm *streams, tutti_status status, int rank, int finder)
+static void stream_comm_record_site_failure(struct stream_comm *streams, tutti_status status, int rank)
 {
     const struct group *group = &streams->comm->group;
     if (rank < 0)
         stream_comm_fail(streams, status, "rank %d of %s: its CUDA device has failed: %s", group->rank, group->name,
             status_detail());
-    else if (status == TUTTI_MISMATCH) stream_comm_record_mismatch(streams, rank, finder);
-    else
+    else if (status != TUTTI_MISMATCH || !stream_comm_record_disagreement(streams))
         stream_comm_fail(streams, status, "operations on streams of %s have failed because of rank %d: %s", group->name,
             group_rank_at_index(group, rank), status_message(status));
 }
@@ -139,7 +141,7 @@ static void stream_comm_check_site(struct stream_comm *streams)
     bool by_call = finder == streams->rank && cause == streams->rank && atomic_load(&streams->has_call);
     bool by_other = finder != streams->rank;
     if (now_ms >= streams->site_failed_ms + (by_call ? CALL_TEXT_MS : by_other ? TEXT_MS : 0))
-        stream_comm_record_site_failure(streams, status, cause, finder);
+        stream_comm_record_site_failure(streams, status, cause);
 }
 /* Looks for other reasons to fail while there is work. */
 static void stream_comm_find_reason(struct stream_comm *streams)

@@ -101,51 +101,78 @@ void stream_site_fail_group(struct stream_site *site, tutti_status status, int r
 /* ---- agreement ---- */
 /* How a peer's declaration of an operation compares with that of this rank. */
 enum declared { DECLARED_NOT_YET, DECLARED_EQUAL, DECLARED_OTHER };
+/* The bytes that a rank sends to a peer and expects from it in an operation. */
+struct counts_with_peer { uint64_t sent, expected; };
+/* Reads what a rank has declared of an operation. Returns false if the entry has another operation. */
+static bool site_read_fingerprint(const struct stream_site *site, int rank, uint64_t number, uint64_t *out)
+{
+    const struct stream_declaration *declared =
+        &stream_site_line_of_rank(site, rank)->declared[number % STREAM_OPERATIONS];
+    if (atomic_load_explicit(&declared->number, memory_order_acquire) != number) return false;
+    *out = atomic_load_explicit(&declared->fingerprint, memory_order_acquire);
+    return atomic_load_explicit(&declared->number, memory_order_relaxed) == number;
+}
+static bool site_read_counts(const struct stream_site *site, int rank, int peer, uint64_t number,
+    struct counts_with_peer *out)
+{
+    const struct stream_counts *counts = stream_words_counts(site->words, site->ranks, rank, number);
+    if (atomic_load_explicit(&counts->number, memory_order_acquire) != number) return false;
+    out->sent = atomic_load_explicit(&counts->with[peer].sent, memory_order_acquire);
+    out->expected = atomic_load_explicit(&counts->with[peer].expected, memory_order_acquire);
+    return atomic_load_explicit(&counts->number, memory_order_relaxed) == number;
+}
 /* Compares counts that agree in pairs. A peer whose entry has a later operation has compared this one itself. */
 static enum declared counts_compare_with_rank(const struct stream_site *site, int rank, uint64_t number)
 {
-    const struct stream_counts *own = stream_words_counts(site->words, site->ranks, site->rank, number),
-                               *theirs = stream_words_counts(site->words, site->ranks, rank, number);
-    if (atomic_load_explicit(&own->number, memory_order_relaxed) != number) return DECLARED_EQUAL;
-    uint64_t before = atomic_load_explicit(&theirs->number, memory_order_acquire);
-    if (before != number) return before > number ? DECLARED_EQUAL : DECLARED_NOT_YET;
-    uint64_t sent = atomic_load_explicit(&theirs->with[site->rank].sent, memory_order_acquire),
-             expected = atomic_load_explicit(&theirs->with[site->rank].expected, memory_order_acquire);
-    if (atomic_load_explicit(&theirs->number, memory_order_relaxed) != number) return DECLARED_NOT_YET;
-    return sent == atomic_load_explicit(&own->with[rank].expected, memory_order_relaxed)
-            && expected == atomic_load_explicit(&own->with[rank].sent, memory_order_relaxed)
-        ? DECLARED_EQUAL
-        : DECLARED_OTHER;
+    struct counts_with_peer own, theirs;
+    const struct stream_counts *counts = stream_words_counts(site->words, site->ranks, rank, number);
+    if (!site_read_counts(site, site->rank, rank, number, &own)) return DECLARED_EQUAL;
+    if (!site_read_counts(site, rank, site->rank, number, &theirs))
+        return atomic_load(&counts->number) > number ? DECLARED_EQUAL : DECLARED_NOT_YET;
+    return theirs.sent == own.expected && theirs.expected == own.sent ? DECLARED_EQUAL : DECLARED_OTHER;
 }
 /* A peer that has declared a later operation in this entry has compared this one itself, and found it equal. */
 static enum declared declaration_compare_with_rank(const struct stream_site *site, int rank, uint64_t number)
 {
-    const struct stream_declaration *theirs =
-                                        &stream_site_line_of_rank(site, rank)->declared[number % STREAM_OPERATIONS],
-                                    *own = &stream_site_line_of_rank(site, site->rank)
-                                                ->declared[number % STREAM_OPERATIONS];
-    uint64_t before = atomic_load_explicit(&theirs->number, memory_order_acquire);
-    if (before != number) return before > number ? DECLARED_EQUAL : DECLARED_NOT_YET;
-    uint64_t fingerprint = atomic_load_explicit(&theirs->fingerprint, memory_order_acquire);
-    if (atomic_load_explicit(&theirs->number, memory_order_relaxed) != number) return DECLARED_NOT_YET;
-    return fingerprint == atomic_load_explicit(&own->fingerprint, memory_order_relaxed)
-        ? counts_compare_with_rank(site, rank, number)
-        : DECLARED_OTHER;
+    uint64_t own = 0, theirs;
+    const struct stream_line *line = stream_site_line_of_rank(site, rank);
+    site_read_fingerprint(site, site->rank, number, &own);
+    if (!site_read_fingerprint(site, rank, number, &theirs))
+        return atomic_load(&line->declared[number % STREAM_OPERATIONS].number) > number ? DECLARED_EQUAL
+                                                                                        : DECLARED_NOT_YET;
+    return theirs == own ? counts_compare_with_rank(site, rank, number) : DECLARED_OTHER;
 }
-bool stream_site_find_unequal_counts(const struct stream_site *site, uint64_t number, struct stream_unequal *out)
+/* True if two ranks, which may be one, have declared an operation unequally. */
+static bool site_ranks_disagree(const struct stream_site *site, int one, int other, uint64_t number,
+    struct stream_disagreement *out)
 {
-    for (int a = 0; a < site->ranks; a++) {
-        for (int b = 0; b < site->ranks; b++) {
-            const struct stream_counts *of_a = stream_words_counts(site->words, site->ranks, a, number),
-                                       *of_b = stream_words_counts(site->words, site->ranks, b, number);
-            *out =
-                (struct stream_unequal){ a, b, atomic_load(&of_a->with[b].sent), atomic_load(&of_b->with[a].expected) };
-            if (atomic_load(&of_a->number) == number && atomic_load(&of_b->number) == number
-                && out->sent != out->expected)
-                return true;
-        }
-    }
-    return false;
+    uint64_t of_one, of_other;
+    struct counts_with_peer sends, expects;
+    *out = (struct stream_disagreement){ .number = number, .one = one, .other = other };
+    if (!site_read_fingerprint(site, one, number, &of_one) || !site_read_fingerprint(site, other, number, &of_other))
+        return false;
+    if (of_one != of_other) return true;
+    if (!site_read_counts(site, one, other, number, &sends) || !site_read_counts(site, other, one, number, &expects))
+        return false;
+    out->is_about_counts = true;
+    out->sent = sends.sent;
+    out->expected = expects.expected;
+    return out->sent != out->expected;
+}
+bool stream_site_find_disagreement(const struct stream_site *site, struct stream_disagreement *out)
+{
+    struct stream_disagreement tried;
+    bool found = false;
+    for (int one = 0; one < site->ranks; one++)
+        for (int other = 0; other < site->ranks; other++)
+            for (int entry = 0; entry < STREAM_OPERATIONS; entry++) {
+                uint64_t number = atomic_load(&stream_site_line_of_rank(site, one)->declared[entry].number);
+                if (!number || (found && number >= out->number)) continue;
+                if (!site_ranks_disagree(site, one, other, number, &tried)) continue;
+                *out = tried;
+                found = true;
+            }
+    return found;
 }
 /* Compares the operations that all ranks have declared since the last call. The caller holds the lock. */
 static void site_compare_new_declarations(struct stream_site *site)

@@ -15,13 +15,17 @@ tutti_status stream_site_check_group(struct stream_site *site);
 /* Fails the group, unless it has failed, without a call of the driver. `rank` is the cause. All streams of all ranks
    that poll end soon after, and the results of operations that were not done are undefined. */
 void stream_site_fail_group(struct stream_site *site, tutti_status status, int rank);
-/* Two ranks whose counts of an operation differ: `sender` sends other bytes than `receiver` expects. */
-struct stream_unequal {
-    int sender, receiver;
+/* An operation that two ranks have declared unequally. If only its counts differ, `one` sends other bytes to `other`
+   than that rank expects; both may be the same rank. */
+struct stream_disagreement {
+    uint64_t number;
+    int one, other;
+    bool is_about_counts;
     uint64_t sent, expected;
 };
-/* Finds such ranks after a MISMATCH. Returns false if there are none that have declared this operation. */
-bool stream_site_find_unequal_counts(const struct stream_site *site, uint64_t number, struct stream_unequal *out);
+/* Finds the first one among the operations that any ranks have declared. It serves after a MISMATCH, on any rank, also
+   on one that agrees with all others. */
+bool stream_site_find_disagreement(const struct stream_site *site, struct stream_disagreement *out);
 /* Returns the number of the last operation that is done. */
 uint64_t stream_site_read_done_number(const struct stream_site *site);
 /* True if the streams have run all operations, also after a failure, so that slots and tensors are free. */

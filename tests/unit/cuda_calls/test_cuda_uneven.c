@@ -151,12 +151,27 @@ static void rank_calls_even_and_uneven(struct cuda_rank *rank)
     cuda_rank_check_device(rank);
     cuda_run_free(&run);
 }
+/* Other types have other bytes, but the error is about the call. */
+static void rank_calls_another_type(struct cuda_rank *rank)
+{
+    struct cuda_run run;
+    struct cuda_call call = call_make("all_to_all", 40, 0);
+    call.dtype = rank->me->rank ? TUTTI_FLOAT64 : TUTTI_FLOAT32;
+    cuda_run_prepare(rank, &call, &run);
+    tutti_status status = cuda_run_start(rank, &run);
+    if (status == TUTTI_OK) status = cuda_run_wait(&run);
+    REQUIRE(status == TUTTI_MISMATCH);
+    REQUIRE_TEXT("ranks disagree about operation 1 on streams of");
+    cuda_rank_check_device(rank);
+    cuda_run_free(&run);
+}
 static void test_counts_that_disagree_fail(void **state)
 {
     (void)state;
     assert_cuda_ranks(2, UNORDERED, rank_sends_another_count);
     assert_cuda_ranks(2, UNORDERED, rank_gathers_another_count);
     assert_cuda_ranks(2, UNORDERED, rank_calls_even_and_uneven);
+    assert_cuda_ranks(2, UNORDERED, rank_calls_another_type);
 }
 /* A call that waits for room for its tiles ends when the other rank dies, or at its timeout. */
 static void rank_is_alone_in_a_call(struct cuda_rank *rank, bool dies)

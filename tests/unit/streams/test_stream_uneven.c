@@ -180,6 +180,46 @@ static void test_positions_of_many_exchanges_stay_in_order(void **state)
     (void)state;
     assert_ranks(&(struct ranks_setup){ 2, 1, 16 << 10, STRICT "shuffled" }, ranks_exchange_often);
 }
+/* In the second of three exchanges rank 0 sends other bytes to rank 1 than that one expects, or it also has another
+   type. All ranks find the two, also rank 2, which agrees with both in all counts. */
+static void ranks_disagree(struct stream_rank *rank, bool about_type)
+{
+    struct exchange exchange;
+    struct plan plan;
+    struct stream_disagreement found;
+    uint64_t number;
+    CUstream stream = stream_new();
+    tutti_status status = TUTTI_OK;
+    rank_plan(rank, collectives_find_algorithm(ALL_TO_ALL, "read"), 0, 2, &plan);
+    exchange_prepare(rank, 0, &exchange);
+    struct stream_operation operation = exchange_describe(&exchange, &plan);
+    expect_true(!stream_site_find_disagreement(rank->site, &found));
+    ranks_meet(rank);
+    for (int i = 1; i <= 3 && status == TUTTI_OK; i++) {
+        bool differs = rank->rank == 0 && i == 2;
+        exchange.lengths[INPUT][1] = differs ? 104 : 100;
+        operation.dtype = differs && about_type ? TUTTI_INT32 : TUTTI_UINT8;
+        status = stream_site_enqueue_operation(rank->site, &operation, stream, &number);
+    }
+    while (status == TUTTI_OK) status = site_poll_once(rank->site);
+    expect_true(status == TUTTI_MISMATCH && stream_site_find_disagreement(rank->site, &found));
+    expect_true(found.number == 2 && found.one == 0 && found.is_about_counts == !about_type);
+    /* With another type rank 2 may find that before rank 1 has begun. */
+    expect_true(about_type || (found.other == 1 && found.sent == 104 && found.expected == 100));
+    rank_drain(rank);
+    exchange_free(&exchange);
+    plan_finish(&plan);
+    ranks_meet(rank);
+    stream_site_disconnect_peers(rank->site);
+}
+static void ranks_disagree_about_counts(struct stream_rank *rank) { ranks_disagree(rank, false); }
+static void ranks_disagree_about_type(struct stream_rank *rank) { ranks_disagree(rank, true); }
+static void test_all_ranks_find_a_disagreement_of_two(void **state)
+{
+    (void)state;
+    assert_ranks(&(struct ranks_setup){ 3, 1, 0, "FAKE_CUDA_ORDER=0" }, ranks_disagree_about_counts);
+    assert_ranks(&(struct ranks_setup){ 3, 1, 0, "FAKE_CUDA_ORDER=0" }, ranks_disagree_about_type);
+}
 /* The slots have no room for a tile of 128 bytes from each rank, also on ranks that send less. */
 static void ranks_have_small_slots(struct stream_rank *rank)
 {
@@ -209,6 +249,7 @@ int test_stream_uneven(void)
         cmocka_unit_test(test_ranks_with_different_numbers_of_tiles_exchange),
         cmocka_unit_test(test_small_exchanges_take_few_calls),
         cmocka_unit_test(test_positions_of_many_exchanges_stay_in_order),
+        cmocka_unit_test(test_all_ranks_find_a_disagreement_of_two),
         cmocka_unit_test(test_slots_that_are_too_small_are_refused_on_all_ranks),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
