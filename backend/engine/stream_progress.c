@@ -80,21 +80,6 @@ static bool stream_comm_misses_rank(const struct stream_comm *streams, int index
     return !stream_site_rank_has_enqueued(streams->site, index, atomic_load(&streams->site->enqueued))
         || (peer && peer_is_gone(peer) && !stream_words_is_disconnected(streams->words, index));
 }
-static void stream_comm_check_departed(struct stream_comm *streams)
-{
-    const struct group *group = &streams->comm->group;
-    char where[ERROR_TEXT_BYTES + 4] = " in ", text[STATUS_DETAIL_BYTES];
-    int cause, finder;
-    for (int i = 0; i < streams->ranks; i++) {
-        if (!stream_comm_misses_rank(streams, i)) continue;
-        /* Operations that ended before the rank did must not fail. */
-        stream_site_poll_group(streams->site, &cause, &finder);
-        stream_comm_complete_done(streams);
-        if (!stream_comm_describe_first(streams, where + 4, sizeof where - 4)) return;
-        error_text_of_leaving(group, group_rank_at_index(group, i), group->rank, where, text, sizeof text);
-        stream_comm_fail(streams, TUTTI_PEER_LOST, "%s", text);
-    }
-}
 /* Records which ranks disagree about which operation. Returns false if it finds none, for example because they disagree
    about an operation of the host. */
 static bool stream_comm_record_disagreement(struct stream_comm *streams)
@@ -129,8 +114,16 @@ static void stream_comm_record_site_failure(struct stream_comm *streams, tutti_s
         stream_comm_fail(streams, status, "operations on streams of %s have failed because of rank %d: %s", group->name,
             group_rank_at_index(group, rank), status_message(status));
 }
-/* Looks for a failure of the streams. Another rank that has found it soon publishes its text, which is better, and so
-   does a call of this rank that has failed. */
+/* Returns how long this rank waits for a better text of a failure: that of the rank that has found it, and there that
+   of a call that has failed. A disagreement is found by no call alone, and all ranks can tell it. */
+static int64_t stream_comm_choose_text_wait(const struct stream_comm *streams, tutti_status status, int cause,
+    int finder)
+{
+    bool is_own = finder == streams->rank, by_call = cause == finder && status != TUTTI_MISMATCH;
+    if (is_own) return by_call && atomic_load(&streams->has_call) ? CALL_TEXT_MS : 0;
+    return by_call ? CALL_TEXT_MS + TEXT_MS : TEXT_MS;
+}
+/* Looks for a failure of the streams, and records it unless a better text comes. */
 static void stream_comm_check_site(struct stream_comm *streams)
 {
     int cause, finder;
@@ -138,10 +131,23 @@ static void stream_comm_check_site(struct stream_comm *streams)
     if (status == TUTTI_OK || stream_comm_has_failed(streams) || comm_has_failed(streams->comm)) return;
     int64_t now_ms = clock_ms();
     if (!streams->site_failed_ms) streams->site_failed_ms = now_ms;
-    bool by_call = finder == streams->rank && cause == streams->rank && atomic_load(&streams->has_call);
-    bool by_other = finder != streams->rank;
-    if (now_ms >= streams->site_failed_ms + (by_call ? CALL_TEXT_MS : by_other ? TEXT_MS : 0))
+    if (now_ms >= streams->site_failed_ms + stream_comm_choose_text_wait(streams, status, cause, finder))
         stream_comm_record_site_failure(streams, status, cause);
+}
+static void stream_comm_check_departed(struct stream_comm *streams)
+{
+    const struct group *group = &streams->comm->group;
+    char where[ERROR_TEXT_BYTES + 4] = " in ", text[STATUS_DETAIL_BYTES];
+    for (int i = 0; i < streams->ranks; i++) {
+        if (!stream_comm_misses_rank(streams, i)) continue;
+        /* Operations that ended before the rank did must not fail. */
+        stream_comm_check_site(streams);
+        if (streams->site_failed_ms) return;
+        stream_comm_complete_done(streams);
+        if (!stream_comm_describe_first(streams, where + 4, sizeof where - 4)) return;
+        error_text_of_leaving(group, group_rank_at_index(group, i), group->rank, where, text, sizeof text);
+        stream_comm_fail(streams, TUTTI_PEER_LOST, "%s", text);
+    }
 }
 /* Looks for other reasons to fail while there is work. */
 static void stream_comm_find_reason(struct stream_comm *streams)

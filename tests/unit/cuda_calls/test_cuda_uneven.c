@@ -151,6 +151,25 @@ static void rank_calls_even_and_uneven(struct cuda_rank *rank)
     cuda_rank_check_device(rank);
     cuda_run_free(&run);
 }
+/* Rank 0 sends other bytes to itself than it expects, in a call that waits for room for its tiles. */
+static void rank_disagrees_with_itself(struct cuda_rank *rank)
+{
+    enum { LONG = 600000 };
+    size_t sent[] = { LONG, LONG }, received[] = { LONG, LONG }, offsets[] = { 0, 2 * LONG };
+    CUdeviceptr memory;
+    tutti_request request = TUTTI_REQUEST_INIT;
+    REQUIRE(cuMemAlloc_v2(&memory, 8 * LONG) == CUDA_SUCCESS);
+    char *send = (void *)(uintptr_t)memory, *recv = send + 4 * LONG;
+    if (rank->me->rank == 0) sent[0] = LONG + 3;
+    request.on_stream = true;
+    request.stream = rank->streams[0];
+    tutti_status status =
+        tutti_all_to_all_v(send, sent, offsets, recv, received, offsets, TUTTI_UINT8, rank->me->comm, &request);
+    REQUIRE(status == TUTTI_MISMATCH);
+    REQUIRE_TEXT("rank 0 sends 600003 bytes to rank 0, which expects 600000");
+    cuda_rank_check_device(rank);
+    REQUIRE(cuMemFree_v2(memory) == CUDA_SUCCESS);
+}
 /* Other types have other bytes, but the error is about the call. */
 static void rank_calls_another_type(struct cuda_rank *rank)
 {
@@ -172,6 +191,7 @@ static void test_counts_that_disagree_fail(void **state)
     assert_cuda_ranks(2, UNORDERED, rank_gathers_another_count);
     assert_cuda_ranks(2, UNORDERED, rank_calls_even_and_uneven);
     assert_cuda_ranks(2, UNORDERED, rank_calls_another_type);
+    assert_cuda_ranks(2, "TUTTI_CUDA_SLOT_BYTES=8192 " UNORDERED, rank_disagrees_with_itself);
 }
 /* A call that waits for room for its tiles ends when the other rank dies, or at its timeout. */
 static void rank_is_alone_in_a_call(struct cuda_rank *rank, bool dies)
