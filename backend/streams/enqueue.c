@@ -287,7 +287,7 @@ static void run_enqueue_all_tiles(struct stream_run *run)
 {
     /* With one slot, the prelude of the next tile waits for the peers' rest of this one. */
     int ahead = run->cut.operation->plan->slots > 1 ? 1 : 0;
-    for (int tile = 0; tile < run->cut.tiles + ahead; tile++) {
+    for (int tile = 0; tile < run->cut.tiles + ahead && !run->commands.status; tile++) {
         run_await_window(run, tile);
         if (tile < run->cut.tiles) run_enqueue_prelude_of_tile(run, tile);
         if (tile >= ahead) run_enqueue_rest_of_tile(run, tile - ahead);
