@@ -255,10 +255,12 @@ bool ProcessGroupTutti::run_directly(Start begin)
 /* Returns true if the core runs such a call on streams; tutti_comm_open_cuda has the limits. */
 static bool call_can_use_streams(c10d::OpType type, size_t ranks)
 {
-    constexpr size_t most_summing_ranks = 16;
-    bool reduces = type == c10d::OpType::ALLREDUCE || type == c10d::OpType::REDUCE
-        || type == c10d::OpType::REDUCE_SCATTER || type == c10d::OpType::_REDUCE_SCATTER_BASE;
-    return !reduces || ranks <= most_summing_ranks;
+    using c10d::OpType;
+    constexpr size_t most_summing_ranks = 16, most_uneven_ranks = 100;
+    bool reduces = type == OpType::ALLREDUCE || type == OpType::REDUCE || type == OpType::REDUCE_SCATTER
+        || type == OpType::_REDUCE_SCATTER_BASE;
+    bool may_be_uneven = type == OpType::ALLTOALL || type == OpType::ALLTOALL_BASE || type == OpType::ALLGATHER;
+    return ranks <= (reduces ? most_summing_ranks : may_be_uneven ? most_uneven_ranks : ranks);
 }
 Footprint ProcessGroupTutti::make_footprint_of_cuda(const Call &call, c10::Device device)
 {

@@ -41,33 +41,40 @@ static size_t cut_choose_tile(const struct stream_site *site, const struct strea
     for (int i = 0; i < 2 && tile; i++) tile = size_smaller(plan_find_least_tile(plan, piece, tile), piece);
     return tile <= most ? tile : 0;
 }
+/* Returns how many tiles may be in the queue of the driver besides those two. */
+static size_t plan_count_tiles_in_queue(const struct plan *plan, size_t tile_bytes)
+{
+    size_t fit = (STREAM_CALLS - 2) / size_larger(plan_count_calls(plan, tile_bytes), 1);
+    return fit > TILES_BESIDE ? fit - TILES_BESIDE : 0;
+}
 /* Returns the bytes of a chunk in a tile of uneven parts, which depend on no lengths, because ranks may not know those
-   of others. 0: the slots are too small, or so few tiles run at once that their calls find no room. */
+   of others. 0: the slots are too small. */
 static size_t cut_choose_uneven_tile(const struct stream_site *site, const struct stream_operation *operation,
-    size_t chunks, size_t scratch, size_t *window)
+    size_t chunks, size_t scratch)
 {
     const struct plan *plan = operation->plan;
     size_t wanted = size_round_up((operation->tile_bytes + chunks - 1) / chunks, LINE);
     /* One rank alone uses no slots. */
-    size_t tile = scratch ? size_smaller(wanted, site->half_bytes / (scratch * (size_t)plan->slots) / LINE * LINE)
-                          : size_larger(operation->part_bytes, 1);
-    size_t fit = (STREAM_CALLS - 2) / size_larger(plan_count_calls(plan, tile), 1);
-    *window = fit > TILES_BESIDE ? fit - TILES_BESIDE : 0;
-    return *window ? tile : 0;
+    if (!scratch) return size_larger(operation->part_bytes, 1);
+    size_t tile = size_smaller(wanted, site->half_bytes / (scratch * (size_t)plan->slots) / LINE * LINE);
+    /* Smaller copies are gathered in fewer calls. */
+    return plan_count_tiles_in_queue(plan, tile) ? tile : size_smaller(tile, COPY_LARGE - LINE);
 }
-/* Cuts the message. Returns false if the slots are too small, or the calls are too many. */
+/* Cuts the message. Returns false if the slots are too small, or the calls are too many, then with window 0 if those of
+   three tiles are. */
 static bool cut_try_message(const struct stream_site *site, const struct stream_operation *operation,
     struct stream_cut *out)
 {
     const struct plan *plan = operation->plan;
     const struct schedule *schedule = plan_schedule_of_rank(plan, plan_rank_of_member(plan, site->rank));
-    size_t pieces = (size_t)schedule->cut, scratch = (size_t)schedule->chunks[SCRATCH], window = INT_MAX;
+    size_t pieces = (size_t)schedule->cut, scratch = (size_t)schedule->chunks[SCRATCH];
     size_t chunks = (size_t)(schedule->chunks[INPUT] > schedule->chunks[OUTPUT] ? schedule->chunks[INPUT]
                                                                                 : schedule->chunks[OUTPUT]);
     size_t piece =
         pieces == 1 ? operation->part_bytes : size_round_up((operation->part_bytes + pieces - 1) / pieces, LINE);
-    size_t tile = operation->uneven ? cut_choose_uneven_tile(site, operation, chunks, scratch, &window)
+    size_t tile = operation->uneven ? cut_choose_uneven_tile(site, operation, chunks, scratch)
                                     : cut_choose_tile(site, operation, piece, chunks, scratch);
+    size_t window = operation->uneven ? plan_count_tiles_in_queue(plan, tile) : INT_MAX;
     size_t tiles = tile ? size_larger((piece + tile - 1) / tile, 1) : 1;
     size_t calls = plan_count_calls_of_tiles(plan, tile, size_smaller(tiles, window + TILES_BESIDE));
     *out = (struct stream_cut){
@@ -84,21 +91,27 @@ static bool cut_try_message(const struct stream_site *site, const struct stream_
         .window = (int)window,
     };
     out->slot_bytes = out->slot_stride * scratch;
-    return ((!piece && !operation->uneven) || tile) && calls <= STREAM_CALLS;
+    return ((!piece && !operation->uneven) || tile) && window && calls <= STREAM_CALLS;
 }
 tutti_status stream_cut_message(const struct stream_site *site, const struct stream_operation *operation,
     struct stream_cut *out)
 {
     const struct plan *plan = operation->plan;
     struct stream_cut cut;
-    if (!cut_try_message(site, operation, &cut))
+    if (cut_try_message(site, operation, &cut)) {
+        *out = cut;
+        return TUTTI_OK;
+    }
+    if (!cut.window)
         return status_refuse(TUTTI_UNSUPPORTED,
-            "slots of %zu bytes are too small for %zu bytes of each rank: %s has %d chunks in %d slots, and an "
-            "operation may take %d calls of the driver; use larger slots or several operations",
-            site->half_bytes, operation->part_bytes, plan->algorithm->name, cut.schedule->chunks[SCRATCH], plan->slots,
-            STREAM_CALLS);
-    *out = cut;
-    return TUTTI_OK;
+            "uneven counts of %d ranks take up to %zu calls of the driver for a tile (%s), and three tiles may take "
+            "%d: use a group of fewer ranks",
+            plan->count, plan_count_calls(plan, cut.tile_bytes), plan->algorithm->name, STREAM_CALLS - 2);
+    return status_refuse(TUTTI_UNSUPPORTED,
+        "slots of %zu bytes are too small for %zu bytes of each rank: %s has %d chunks in %d slots, and an operation "
+        "may take %d calls of the driver; use larger slots or several operations",
+        site->half_bytes, operation->part_bytes, plan->algorithm->name, cut.schedule->chunks[SCRATCH], plan->slots,
+        STREAM_CALLS);
 }
 size_t stream_cut_find_most_bytes(const struct stream_site *site, const struct stream_operation *operation)
 {

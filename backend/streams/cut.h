@@ -53,8 +53,8 @@ struct stream_piece {
     CUdeviceptr at;
     size_t bytes;
 };
-/* Cuts the message of an operation. UNSUPPORTED: the slots are too small for the plan, or for so
-   few tiles that all calls of the driver find room in its queue. */
+/* Cuts the message of an operation. UNSUPPORTED: the slots are too small for the plan, or for so few tiles that all
+   calls of the driver find room in its queue, or so many ranks have uneven counts that three tiles do not. */
 tutti_status stream_cut_message(const struct stream_site *site, const struct stream_operation *operation,
     struct stream_cut *out);
 /* Returns the most bytes of a part, at most part_bytes, that one operation can have. It is equal on all ranks. 0: the

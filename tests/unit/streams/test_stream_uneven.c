@@ -241,6 +241,38 @@ static void test_slots_that_are_too_small_are_refused_on_all_ranks(void **state)
     (void)state;
     assert_ranks(&(struct ranks_setup){ 8, 1, 8192, NULL }, ranks_have_small_slots);
 }
+/* Cuts uneven parts of up to 1 MiB of so many ranks, without ranks that run. */
+static tutti_status cut_for_ranks(enum collective collective, int ranks, size_t slot_bytes, size_t tile_bytes)
+{
+    struct layout *layout;
+    struct stream_cut cut;
+    struct stream_site site = { .ranks = ranks, .half_bytes = slot_bytes / 2 };
+    struct uneven uneven = { .agreement = collective == ALL_TO_ALL ? IN_PAIRS : EQUAL_OUTPUT };
+    assert_int_equal(layout_create(NULL, ranks, &layout), TUTTI_OK);
+    struct plan plan = { .algorithm = collectives_find_algorithm(collective, "read"), .layout = layout, .slots = 2 };
+    assert_int_equal(plan_build_staging(&plan), TUTTI_OK);
+    struct stream_operation operation = {
+        .plan = &plan, .part_bytes = 1 << 20, .tile_bytes = tile_bytes, .dtype = TUTTI_UINT8, .uneven = &uneven
+    };
+    tutti_status status = stream_cut_message(&site, &operation, &cut);
+    plan_finish(&plan);
+    layout_destroy(layout);
+    return status;
+}
+/* 100 is the most that the shim passes (shim/launch.cpp), with any slots and tiles. */
+static void test_too_many_ranks_for_the_queue_are_refused(void **state)
+{
+    (void)state;
+    static const enum collective collectives[] = { ALL_TO_ALL, ALLGATHER };
+    for (int f = 0; f < 2; f++) {
+        assert_int_equal(cut_for_ranks(collectives[f], 100, 16 << 20, 4 << 20), TUTTI_OK);
+        assert_int_equal(cut_for_ranks(collectives[f], 100, 1 << 30, 1 << 30), TUTTI_OK);
+    }
+    assert_int_equal(cut_for_ranks(ALL_TO_ALL, 130, 16 << 20, 4 << 20), TUTTI_UNSUPPORTED);
+    assert_true(status_is_refusal());
+    assert_non_null(strstr(status_detail(), "uneven counts of 130 ranks take up to"));
+    assert_non_null(strstr(status_detail(), "use a group of fewer ranks"));
+}
 
 unit_function test_stream_uneven;
 int test_stream_uneven(void)
@@ -250,6 +282,7 @@ int test_stream_uneven(void)
         cmocka_unit_test(test_small_exchanges_take_few_calls),
         cmocka_unit_test(test_positions_of_many_exchanges_stay_in_order),
         cmocka_unit_test(test_all_ranks_find_a_disagreement_of_two),
+        cmocka_unit_test(test_too_many_ranks_for_the_queue_are_refused),
         cmocka_unit_test(test_slots_that_are_too_small_are_refused_on_all_ranks),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
