@@ -313,6 +313,17 @@ void ProcessGroupTutti::finish_streams(const char *call)
     recorder::record_report_broken_group(failure->record);
     error_throw(failure->status, failure->text);
 }
+/* Makes the current stream wait for the part of a failed call that is on the operation's stream, because that may still
+ * use the tensors. After an error of the device it may not; the caller gets that error by the core. */
+static void run_end_after_failure(StreamRun &run)
+{
+    try {
+        run.ended.record(run.stream);
+        run.block_current();
+    } catch (const c10::Error &error) {
+        TORCH_WARN("tutti: a stream does not wait for a failed operation: ", error_text(error));
+    }
+}
 /* Starts an operation and returns its Work, or its part of a coalesced Work. */
 WorkPointer ProcessGroupTutti::start(const Call &call, Footprint footprint, Start begin)
 {
@@ -349,6 +360,7 @@ WorkPointer ProcessGroupTutti::start(const Call &call, Footprint footprint, Star
         return work;
     }
     std::string text = tutti_get_last_error();
+    if (operation.run && !operation.request.refused) run_end_after_failure(*operation.run);
     turn.reset();
     /* The end of the operation needs no warning, because this call raises its error. */
     Communicator::Waiter waiter(*communicator_);

@@ -172,6 +172,34 @@ def check_timeout(world):
             work.wait(LIMIT)
 
 
+def check_failed_call_is_waited_for(world):
+    """Checks that the current stream waits for the part of a failed call that is on the group's own stream. A call of
+    another group, which rank 1 makes later, keeps that stream from running it."""
+    device, first, failing = world.kept["device"], dist.new_group(), dist.new_group()
+    x = torch.zeros(5, device=device)
+    for group in first, failing:
+        dist.all_reduce(x, group=group)
+    if world.rank:
+        await_rank_0(world, "call failed")
+        dist.all_reduce(x, group=first)
+        return
+    sent, received = (torch.zeros(600000, dtype=torch.uint8, device=device) for _ in range(2))
+    work = dist.all_reduce(x, group=first, async_op=True)
+    own, end = torch_tutti.stream(failing), torch.cuda.Event()
+    own.wait_stream(torch_tutti.stream(first))
+    try:
+        with torch_tutti.options(timeout=timedelta(milliseconds=200)):
+            with pytest.raises(torch_tutti.TimeoutError, match="calls have not been made by rank 1"):
+                dist.all_to_all_single(received, sent, group=failing, async_op=True)
+        end.record()
+        assert not end.query()
+    finally:
+        signal_rank_1(world, "call failed")
+    end.synchronize()
+    assert own.query()
+    work.wait(LIMIT)
+
+
 def check_goes_through_host(world):
     """Checks a group whose CUDA tensors go through the host on all ranks, because of one or all of them."""
     x = late(numbers(world.rank, 40), world.kept["device"])

@@ -81,6 +81,11 @@ def test_streams_go_on_after_a_death(started, check):
     assert dead.died == -9
 
 
+def test_a_failed_call_is_waited_for(started):
+    ranks = started(2, FAKE_CUDA_ORDER="0", TUTTI_CUDA_SLOT_BYTES="8192")
+    ranks.run(stream_failures.check_failed_call_is_waited_for, limit_s=120)
+
+
 def test_setting_keeps_the_way_through_the_host(through_host):
     through_host(2).run(stream_failures.check_goes_through_host, limit_s=120)
 
