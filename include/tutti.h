@@ -394,16 +394,17 @@ TUTTI_API tutti_status tutti_mem_alloc_common(void **out, size_t bytes, tutti_co
 /* Prepares operations on streams of the CUDA device with this number (as cuDeviceGet counts). Collective over `comm`;
    each rank names its own device, and ranks of several processes may name the same one. Later calls may set
    request.on_stream. Such a call enqueues the operation on request.stream and returns; buffers are memory of the
-   device. The operation runs after the work that the stream has, and before work that it gets later. No thread and no
-   kernel waits for other ranks. The buffers must stay until the stream has run the operation. tutti_test, tutti_wait,
-   `done` and a queue report when that has happened. After an error that is no refusal, synchronize the stream before
-   you use or free the buffers. A call may wait while the device has too much work. Only collectives without norms run
-   on streams, reductions take at most 16 ranks, and uneven counts at most 100; others are refused with UNSUPPORTED. The
-   operations on streams of a communicator run in the order of their calls, on any streams, and beside those of the
-   host. If the group fails, all its streams go on within 100 ms, and the results are undefined. A communicator is
-   opened once. If one rank cannot open its device, all ranks get an error with that rank and its cause, and the
-   communicator stays unchanged. UNSUPPORTED: there is no usable driver or device, the device lacks stream memory
-   operations, the group has several hosts, or two ranks of one process name the same device. */
+   device. The operation runs after the work that the stream has, and before work that it gets later. No kernel waits
+   for other ranks. The buffers must stay until the stream has run the operation. tutti_test, tutti_wait, `done` and a
+   queue report when that has happened. After an error that is no refusal, synchronize the stream before you use or free
+   the buffers. A call may wait while the device has too much work, and one with uneven counts until other ranks have
+   made it, if it is long or far ahead of them. Only collectives without norms run on streams, reductions take at most
+   16 ranks, and uneven counts at most 100; others are refused with UNSUPPORTED. The operations on streams of a
+   communicator run in the order of their calls, on any streams, and beside those of the host. If the group fails, all
+   its streams go on within 100 ms, and the results are undefined. A communicator is opened once. If one rank cannot
+   open its device, all ranks get an error with that rank and its cause, and the communicator stays unchanged.
+   UNSUPPORTED: there is no usable driver or device, the device lacks stream memory operations, the group has several
+   hosts, or two ranks of one process name the same device. */
 TUTTI_API tutti_status tutti_comm_open_cuda(tutti_comm *comm, int device);
 
 /* ---- introspection ---- */

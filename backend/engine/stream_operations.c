@@ -104,9 +104,10 @@ static tutti_status operation_fail_without_room(const struct stream_comm *stream
     char absent[128];
     stream_comm_list_absent_ranks(streams, atomic_load(&streams->site->enqueued), absent, sizeof absent);
     return status_fail(TUTTI_TIMEOUT,
-        "rank %d of %s waited %lld ms until the device had room for more work of an operation on a stream: %s%s",
+        "rank %d of %s waited %lld ms, but got no room for more work of an operation on a stream: %s%s%s",
         op->comm->group.rank, op->comm->group.name, (long long)atomic_load(&op->limit.timeout_ms),
-        absent[0] ? "calls have not been made by rank " : "its streams have too much work", absent);
+        absent[0] ? "calls have not been made by rank " : "its streams have too much work", absent,
+        absent[0] ? ", which may wait for this rank elsewhere" : "");
 }
 /* Enqueues one operation of the site. While the device has too much work, it waits until the deadline of the call. */
 static tutti_status operation_enqueue_in_time(struct stream_comm *streams, struct operation *op,

@@ -60,8 +60,8 @@ static size_t cut_choose_uneven_tile(const struct stream_site *site, const struc
     /* Smaller copies are gathered in fewer calls. */
     return plan_count_tiles_in_queue(plan, tile) ? tile : size_smaller(tile, COPY_LARGE - LINE);
 }
-/* Cuts the message. Returns false if the slots are too small, or the calls are too many, then with window 0 if those of
-   three tiles are. */
+/* Cuts the message. Returns false if the slots are too small, or the calls are too many, then with tiles_in_queue 0 if
+   those of three tiles are. */
 static bool cut_try_message(const struct stream_site *site, const struct stream_operation *operation,
     struct stream_cut *out)
 {
@@ -74,9 +74,9 @@ static bool cut_try_message(const struct stream_site *site, const struct stream_
         pieces == 1 ? operation->part_bytes : size_round_up((operation->part_bytes + pieces - 1) / pieces, LINE);
     size_t tile = operation->uneven ? cut_choose_uneven_tile(site, operation, chunks, scratch)
                                     : cut_choose_tile(site, operation, piece, chunks, scratch);
-    size_t window = operation->uneven ? plan_count_tiles_in_queue(plan, tile) : INT_MAX;
+    size_t in_queue = operation->uneven ? plan_count_tiles_in_queue(plan, tile) : INT_MAX;
     size_t tiles = tile ? size_larger((piece + tile - 1) / tile, 1) : 1;
-    size_t calls = plan_count_calls_of_tiles(plan, tile, size_smaller(tiles, window + TILES_BESIDE));
+    size_t calls = plan_count_calls_of_tiles(plan, tile, size_smaller(tiles, in_queue + TILES_BESIDE));
     *out = (struct stream_cut){
         .site = site,
         .operation = operation,
@@ -87,11 +87,11 @@ static bool cut_try_message(const struct stream_site *site, const struct stream_
         .tiles = (int)size_smaller(tiles, INT_MAX),
         .has_tile_positions = tiles > 1 || operation->uneven,
         .slots_at = site->enqueued % 2 * site->half_bytes,
-        .calls = calls,
-        .window = (int)window,
+        .most_calls = calls,
+        .tiles_in_queue = (int)in_queue,
     };
     out->slot_bytes = out->slot_stride * scratch;
-    return ((!piece && !operation->uneven) || tile) && window && calls <= STREAM_CALLS;
+    return ((!piece && !operation->uneven) || tile) && in_queue && calls <= STREAM_CALLS;
 }
 tutti_status stream_cut_message(const struct stream_site *site, const struct stream_operation *operation,
     struct stream_cut *out)
@@ -102,7 +102,7 @@ tutti_status stream_cut_message(const struct stream_site *site, const struct str
         *out = cut;
         return TUTTI_OK;
     }
-    if (!cut.window)
+    if (!cut.tiles_in_queue)
         return status_refuse(TUTTI_UNSUPPORTED,
             "uneven counts of %d ranks take up to %zu calls of the driver for a tile (%s), and three tiles may take "
             "%d: use a group of fewer ranks",

@@ -44,9 +44,9 @@ struct stream_cut {
     /* The positions are those of tiles. True if a rank may have several tiles. */
     bool has_tile_positions;
     /* A bound of the calls by which any rank enqueues the operation, or if its parts are uneven, of those whose work is
-       not done at any time: those of `window` tiles and the two beside them. */
-    size_t calls;
-    int window;
+       not done at any time: those of `tiles_in_queue` tiles and the two beside them. */
+    size_t most_calls;
+    int tiles_in_queue;
 };
 /* The memory of a chunk in a tile. */
 struct stream_piece {

@@ -262,11 +262,11 @@ static bool run_prelude_is_over(const struct stream_run *run, int tile)
 }
 /* Waits until the stream has come near a tile of uneven parts, so that the queue of the driver has room for it. Even
    parts need no wait, because all ranks cut a large message into several operations. */
-static void run_await_window(struct stream_run *run, int tile)
+static void run_await_room_for_tile(struct stream_run *run, int tile)
 {
     const struct schedule *schedule = run->cut.schedule;
     struct stream_site *site = run->commands.site;
-    int awaited = tile - run->cut.window;
+    int awaited = tile - run->cut.tiles_in_queue;
     if (awaited < 0 || !schedule->prelude || !schedule->steps[schedule->prelude - 1].by_tile) return;
     stream_commands_finish(&run->commands);
     while (!run->commands.status && !run_prelude_is_over(run, awaited)) {
@@ -288,7 +288,7 @@ static void run_enqueue_all_tiles(struct stream_run *run)
     /* With one slot, the prelude of the next tile waits for the peers' rest of this one. */
     int ahead = run->cut.operation->plan->slots > 1 ? 1 : 0;
     for (int tile = 0; tile < run->cut.tiles + ahead && !run->commands.status; tile++) {
-        run_await_window(run, tile);
+        run_await_room_for_tile(run, tile);
         if (tile < run->cut.tiles) run_enqueue_prelude_of_tile(run, tile);
         if (tile >= ahead) run_enqueue_rest_of_tile(run, tile - ahead);
     }
@@ -341,9 +341,10 @@ static tutti_status run_enqueue_operation(struct stream_run *run, struct stream_
 static bool site_is_full(const struct stream_site *site, const struct stream_cut *cut)
 {
     uint64_t done = stream_site_read_done_number(site), enqueued = site->enqueued;
-    if (operation_has_pairs(cut->operation) && enqueued - site->compared >= STREAM_COUNTED) return true;
+    if (operation_has_pairs(cut->operation) && enqueued - site->compared >= STREAM_PAIRED) return true;
     if (enqueued - (done < site->compared ? done : site->compared) >= STREAM_OPERATIONS) return true;
-    return done < enqueued && site->calls - site->calls_before[done % STREAM_OPERATIONS] + cut->calls > STREAM_CALLS;
+    return done < enqueued
+        && site->calls - site->calls_before[done % STREAM_OPERATIONS] + cut->most_calls > STREAM_CALLS;
 }
 /* Checks and enqueues an operation in the context of the site. */
 static tutti_status site_enqueue_operation_in_context(struct stream_site *site,

@@ -13,7 +13,7 @@ enum { STREAM_SLOTS = 8, WORD_ARRIVAL = 0, WORD_SLOTS = 1, WORD_DONE = WORD_SLOT
 enum { STREAM_OPERATIONS = 256 };
 /* The most operations from the first one that a rank has not seen to be declared by all ranks to one whose counts agree
    in pairs. */
-enum { STREAM_COUNTED = 64 };
+enum { STREAM_PAIRED = 64 };
 
 /* A rank's declaration of an operation. `number` counts from 1; 0: empty. */
 struct stream_declaration { _Atomic uint64_t number, fingerprint; };
@@ -36,7 +36,7 @@ struct stream_counts {
     _Atomic uint64_t number;
     struct stream_pair with[];
 };
-/* The memory begins zeroed. After the lines it has, for each rank, the counts of STREAM_COUNTED operations. */
+/* The memory begins zeroed. After the lines it has, for each rank, the counts of STREAM_PAIRED operations. */
 struct stream_words {
     /* The first failure of the group, or 0 (release.c). */
     _Atomic uint64_t failure __attribute__((aligned(128)));
@@ -51,14 +51,14 @@ static inline size_t stream_words_count_bytes(int ranks)
 {
     enum { PAGE = 4096 };
     size_t bytes = sizeof(struct stream_words)
-        + (size_t)ranks * (sizeof(struct stream_line) + STREAM_COUNTED * stream_counts_bytes(ranks));
+        + (size_t)ranks * (sizeof(struct stream_line) + STREAM_PAIRED * stream_counts_bytes(ranks));
     return (bytes + PAGE - 1) / PAGE * PAGE;
 }
 /* Returns the counts of an operation that a rank declares. */
 static inline struct stream_counts *stream_words_counts(struct stream_words *words, int ranks, int rank,
     uint64_t number)
 {
-    size_t entry = (size_t)rank * STREAM_COUNTED + number % STREAM_COUNTED;
+    size_t entry = (size_t)rank * STREAM_PAIRED + number % STREAM_PAIRED;
     unsigned char *counts = (unsigned char *)&words->rank[ranks];
     return (struct stream_counts *)(void *)(counts + entry * stream_counts_bytes(ranks));
 }

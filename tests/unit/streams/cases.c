@@ -128,7 +128,7 @@ void case_enqueue(struct stream_rank *rank, struct case_run *run, CUstream strea
     uint64_t calls = rank->site->calls;
     if (stream_cut_message(rank->site, &operation, &cut)) fprintf(stderr, "%s\n", status_detail());
     run->number = rank_enqueue(rank, &operation, stream);
-    expect_true(rank->site->calls - calls <= cut.calls && cut.calls <= STREAM_CALLS);
+    expect_true(rank->site->calls - calls <= cut.most_calls && cut.most_calls <= STREAM_CALLS);
 }
 static _Noreturn void case_fail(const struct stream_rank *rank, const struct case_run *run, size_t at, const char *what)
 {
