@@ -252,10 +252,10 @@ TUTTI_API tutti_status tutti_comm_release(tutti_comm *comm);
 /* Fails the communicator here and on all ranks. The caller destroys it afterwards. */
 TUTTI_API tutti_status tutti_comm_abort(tutti_comm *comm);
 /* Sets a check of the calling thread, or none (NULL). While the thread waits in a blocking call, or in tutti_wait for
-   an operation that is not on a CUDA stream, it calls `is_interrupted` about ten times a second, first after a tenth.
-   If it returns true, for example because a signal has come, the thread fails the communicator on all ranks, and the
-   call returns an error, usually TUTTI_ABORTED. The function may take locks, but must not call tutti. To end joining,
-   use tutti_config.is_cancelled. */
+   an operation that is not on a CUDA stream, it calls `is_interrupted` about ten times a second, first after a tenth
+   of a second. If it returns true, for example because a signal has come, the thread fails the communicator on all
+   ranks, unless the operation has ended meanwhile, and the call returns an error, usually TUTTI_ABORTED. The function
+   may take locks, but must not call tutti. To end joining, use tutti_config.is_cancelled. */
 TUTTI_API void tutti_set_interrupt_check(bool (*is_interrupted)(void));
 /* Returns OK or the error that failed the communicator; tutti_get_last_error has the text. */
 TUTTI_API tutti_status tutti_comm_get_async_error(tutti_comm *comm);

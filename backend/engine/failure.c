@@ -209,14 +209,12 @@ void failure_record_lost_rank(tutti_comm *comm, int rank)
     if (comm->agreement) agreement_record_lost(comm->agreement, rank);
     else comm_wake_driver(comm);
 }
-void failure_request_stop(tutti_comm *comm, tutti_status status)
+/* Stores why the communicator must stop, unless it must stop already, and wakes the driver. */
+static void outcome_request_stop(tutti_comm *comm, uint32_t why)
 {
     uint32_t none = 0;
-    atomic_compare_exchange_strong(&comm->outcome.stop, &none, (uint32_t)-status);
+    atomic_compare_exchange_strong(&comm->outcome.stop, &none, why);
     comm_wake_driver(comm);
 }
-void failure_request_interrupt(tutti_comm *comm)
-{
-    if (!atomic_load(&comm->outcome.stop)) atomic_store(&comm->outcome.interrupted, true);
-    failure_request_stop(comm, TUTTI_ABORTED);
-}
+void failure_request_stop(tutti_comm *comm, tutti_status status) { outcome_request_stop(comm, (uint32_t)-status); }
+void failure_request_interrupt(tutti_comm *comm) { outcome_request_stop(comm, STOP_INTERRUPTED); }

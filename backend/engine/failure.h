@@ -8,13 +8,13 @@
 #include "include/tutti.h"
 #include <stdatomic.h>
 
+enum { STOP_INTERRUPTED = 1 << 16 };
 struct outcome {
     /* 1 + a rank whose process has died, or 0. */
     _Atomic uint32_t lost;
-    /* The negated status to fail with after an abort or a destroy, or 0. */
+    /* The negated status to fail with after an abort or a destroy, STOP_INTERRUPTED if a thread of this rank was
+       interrupted while it waited, or 0. The first request counts. */
     _Atomic uint32_t stop;
-    /* Set before `stop` if the reason is that a thread of this rank was interrupted while it waited. */
-    _Atomic bool interrupted;
     /* Set once status and detail are valid. */
     _Atomic uint32_t failed;
     tutti_status status;

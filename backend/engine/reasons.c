@@ -343,13 +343,14 @@ static tutti_status comm_fail_stopped(tutti_comm *comm)
 {
     char what[STATUS_DETAIL_BYTES / 2];
     const struct group *group = &comm->group;
-    tutti_status status = (tutti_status)-(int)atomic_load(&comm->outcome.stop);
-    if (!atomic_load(&comm->outcome.interrupted))
-        return comm_fail(comm, status, "%s was aborted, or destroyed while operations ran, by rank %d", group->name,
-            group->rank);
+    uint32_t why = atomic_load(&comm->outcome.stop);
+    if (why != STOP_INTERRUPTED)
+        return comm_fail(comm, (tutti_status)-(int)why, "%s was aborted, or destroyed while operations ran, by rank %d",
+            group->name, group->rank);
     failure_describe_running(comm, what, sizeof what);
-    return comm_fail(comm, status, "rank %d of %s was interrupted (by Ctrl-C or another signal) while it waited in %s",
-        group->rank, group->name, what);
+    return comm_fail(comm, TUTTI_ABORTED,
+        "rank %d of %s was interrupted (by Ctrl-C or another signal) while it waited in %s", group->rank, group->name,
+        what);
 }
 /* Fails the communicator for a reason. Returns OK if it may go on. */
 static tutti_status reason_handle(tutti_comm *comm, const struct reason *reason)
