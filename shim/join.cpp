@@ -9,6 +9,7 @@
 #include <cstring>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
+#include <utility>
 
 namespace tutti {
 
@@ -16,8 +17,10 @@ namespace tutti {
 /* The context of the core's store functions, and of its question whether the join is cancelled. */
 struct StoreBridge {
     c10::intrusive_ptr<c10d::Store> store;
-    /* The text of the last exception of the store, empty without one. */
+    /* The text of the last exception of the store, empty without one. A timeout is forgotten when a later call
+     * succeeds. */
     std::string problem;
+    bool is_late = false;
     /* The last exception was an error of the network, so the store's process has probably ended. */
     bool is_lost = false;
     /* The check of communicator_join(), and its exception or null. */
@@ -34,14 +37,16 @@ template <typename Use> static tutti_status store_call_catching(void *context, U
 {
     auto *bridge = static_cast<StoreBridge *>(context);
     try {
-        return use(*bridge->store);
+        tutti_status status = use(*bridge->store);
+        if (status == TUTTI_OK && std::exchange(bridge->is_late, false)) bridge->problem.clear();
+        return status;
     } catch (const std::exception &e) {
         /* Stores throw different exceptions when a key is late, so the text decides. */
         bridge->problem = error_text(e);
         bridge->is_lost = dynamic_cast<const c10::DistNetworkError *>(&e);
-        bool is_timeout = bridge->problem.find("imeout") != std::string::npos
+        bridge->is_late = bridge->problem.find("imeout") != std::string::npos
             || bridge->problem.find("imed out") != std::string::npos;
-        return is_timeout ? TUTTI_TIMEOUT : TUTTI_SYSTEM;
+        return bridge->is_late ? TUTTI_TIMEOUT : TUTTI_SYSTEM;
     }
 }
 static tutti_status store_bridge_put(void *context, const char *key, const void *value, size_t bytes)

@@ -10,6 +10,9 @@
 
 /* After this wait a rank logs what it waits for. */
 static const int64_t HINT_NS = 5000000000;
+/* While a rank waits for rank 0 in the store, it asks once in this time whether its caller has cancelled. So each rank
+   sends the store one request in this time. */
+enum { FIRST_SLICE_MS = 1000 };
 
 /* ---- the result ---- */
 static bool follower_has_other_terms(const struct follower *follower)
@@ -182,15 +185,26 @@ static void follower_log_wait(const struct follower *follower)
         follower->config->rank, follower->mine->size, follower->mine->group, follower->first.size,
         (unsigned long long)follower->first.identity.pid, follower->first.identity.host);
 }
+/* Waits until rank 0 has published a statement, or the deadline. A rank 0 that forms a group alone publishes that under
+   another key, so a rank of a group with a list of members does not wait here, but polls both keys. */
+static tutti_status follower_await_first(struct follower *follower)
+{
+    const tutti_config *config = follower->config;
+    if (config->members) return follower_read_first(follower, NOW);
+    for (bool is_last_slice = false; !is_last_slice && !member_has_come(&follower->first);) {
+        int64_t left_ms = deadline_remaining_ms(follower->deadline_ms);
+        is_last_slice = !config->is_cancelled || left_ms <= FIRST_SLICE_MS;
+        TRY(store_check_cancelled(config, follower->mine));
+        TRY(follower_read_first(follower, is_last_slice ? left_ms : FIRST_SLICE_MS));
+    }
+    return TUTTI_OK;
+}
 /* Waits for rank 0's result in the newest attempt, because an earlier job may have left values in the store. */
 static tutti_status follower_await_result(struct follower *follower)
 {
     bool has_logged = false;
     int64_t began_ns = clock_ns(), deadline_ms = follower->deadline_ms;
-    /* A rank 0 that forms a group alone publishes that under another key, so this rank polls both keys. A rank whose
-       caller may cancel polls, too. */
-    bool polls = follower->config->members || follower->config->is_cancelled;
-    TRY(follower_read_first(follower, polls ? NOW : deadline_remaining_ms(deadline_ms)));
+    TRY(follower_await_first(follower));
     for (;;) {
         TRY(store_check_cancelled(follower->config, follower->mine));
         int64_t until_ms = follower->has_answered ? deadline_add_ms(deadline_ms, GRACE_MS) : deadline_ms;

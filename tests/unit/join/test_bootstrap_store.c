@@ -131,6 +131,24 @@ static void test_cancelled_rank_does_not_wait_for_others(void **state)
     outcomes_destroy(outcomes);
     (void)state;
 }
+/* A rank whose caller may cancel waits in the store, too. The two waits before this cancel last two seconds. */
+static int64_t cancel_ms;
+static bool cancels_later(void *store) { return store && clock_ms() >= cancel_ms; }
+static void test_rank_that_may_cancel_asks_the_store_once_a_second(void **state)
+{
+    struct way way = {
+        .size = 2, .odd_rank = 1, .odd_cancels = cancels_later, .absent = 1 << 0, .timeout_ms = 3600000
+    };
+    struct outcome *outcomes = outcomes_create();
+    struct store *s = store_create();
+    cancel_ms = clock_ms() + 1500;
+    run_store(&way, s, outcomes);
+    expect_failure(&way, outcomes, TUTTI_ABORTED, "rank 1 has cancelled joining test group");
+    assert_in_range(s->gets, 1, 2);
+    free(s);
+    outcomes_destroy(outcomes);
+    (void)state;
+}
 static void test_cancelled_rank_reports_to_rank_0(void **state)
 {
     struct way way = {
@@ -450,6 +468,7 @@ int test_bootstrap_store(void)
         cmocka_unit_test(test_rank_that_cannot_join_does_not_wait_for_rank_0),
         cmocka_unit_test(test_rank_that_cannot_join_reports_to_the_next_attempt),
         cmocka_unit_test(test_cancelled_rank_does_not_wait_for_others),
+        cmocka_unit_test(test_rank_that_may_cancel_asks_the_store_once_a_second),
         cmocka_unit_test(test_cancelled_rank_reports_to_rank_0),
         cmocka_unit_test(test_cancelled_rank_refuses_the_table),
         cmocka_unit_test(test_error_names_a_store_that_fails),
