@@ -103,6 +103,17 @@ static int tcp_close_with_error(int descriptor, int error)
     close(descriptor);
     return -error;
 }
+int tcp_listen_at_name(int descriptor, const struct sockaddr *name, socklen_t bytes)
+{
+    /* The port lies at the same place in names of both families. */
+    bool has_port = ((const struct sockaddr_in *)(const void *)name)->sin_port != 0;
+    if (name->sa_family == AF_INET6) tcp_set_option(descriptor, IPPROTO_IPV6, IPV6_V6ONLY, 1);
+    /* Connections of an earlier process may still occupy the port for a minute. */
+    if (has_port) tcp_set_option(descriptor, SOL_SOCKET, SO_REUSEADDR, 1);
+    if (bind(descriptor, name, bytes) != 0 || listen(descriptor, LISTEN_QUEUE) != 0)
+        return tcp_close_with_error(descriptor, errno);
+    return descriptor;
+}
 /* Listens at a port of an address, the context. It is a listen_at_port. */
 static int tcp_listen_at_port(void *context, uint16_t port)
 {
@@ -112,12 +123,7 @@ static int tcp_listen_at_port(void *context, uint16_t port)
     if (descriptor < 0) return descriptor;
     at.port = port;
     socklen_t bytes = tcp_name_of_address(&at, &at, &name);
-    if (at.family == AF_INET6) tcp_set_option(descriptor, IPPROTO_IPV6, IPV6_V6ONLY, 1);
-    /* Connections of an earlier process may still occupy the port for a minute. */
-    if (port) tcp_set_option(descriptor, SOL_SOCKET, SO_REUSEADDR, 1);
-    if (bind(descriptor, &name.any, bytes) != 0 || listen(descriptor, LISTEN_QUEUE) != 0)
-        return tcp_close_with_error(descriptor, errno);
-    return descriptor;
+    return tcp_listen_at_name(descriptor, &name.any, bytes);
 }
 int tcp_listen(const struct sock_address *at)
 {

@@ -2,9 +2,13 @@
  * the other host is gone: that host must acknowledge data and answer probes within TUTTI_PEER_TIMEOUT_MS. */
 #pragma once
 #include "backend/links/sock_address.h"
+#include <sys/socket.h>
 
 /* Listens at that address; port 0 means any port that TUTTI_PORTS allows. Returns the socket, or -errno. */
 int tcp_listen(const struct sock_address *at);
+/* Listens with a new socket at a name, which has a port, or 0 for any. Returns the socket, or closes it and returns
+   -errno. */
+int tcp_listen_at_name(int descriptor, const struct sockaddr *name, socklen_t bytes);
 /* Starts to connect to that address, and returns the socket, or -errno. The socket becomes writable when it is
    connected, or when tcp_take_error returns the reason. `near` gives the scope of this process's link-local addresses,
    and may be nowhere. */

@@ -15,7 +15,6 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-enum { LISTEN_QUEUE = 4096 };
 /* The name of a socket: its address and port, in the form of the kernel. */
 union name {
     struct sockaddr any;
@@ -76,25 +75,17 @@ static void sockets_store_address(struct sockets *sockets, const union name *nam
     sockets->scope_id = name->six.sin6_scope_id;
 }
 /* Listens at a port of an address, the context (union name), which gets the port. It is a listen_at_port. */
-static int tcp_listen_at_port(void *context, uint16_t port)
+static int fabric_listen_at_port(void *context, uint16_t port)
 {
     union name *name = context;
     socklen_t bytes = socket_name_bytes(name);
     int descriptor = tcp_socket_open(name->any.sa_family);
     if (descriptor < 0) return descriptor;
     if (name->any.sa_family == AF_INET) name->four.sin_port = htons(port);
-    else {
-        name->six.sin6_port = htons(port);
-        tcp_set_option(descriptor, IPPROTO_IPV6, IPV6_V6ONLY, 1);
-    }
-    /* Connections of an earlier process may still occupy the port for a minute. */
-    if (port) tcp_set_option(descriptor, SOL_SOCKET, SO_REUSEADDR, 1);
-    if (bind(descriptor, &name->any, bytes) == 0 && listen(descriptor, LISTEN_QUEUE) == 0
-        && getsockname(descriptor, &name->any, &bytes) == 0)
-        return descriptor;
-    int error = errno;
-    close(descriptor);
-    return -error;
+    else name->six.sin6_port = htons(port);
+    descriptor = tcp_listen_at_name(descriptor, &name->any, bytes);
+    if (descriptor >= 0) getsockname(descriptor, &name->any, &bytes);
+    return descriptor;
 }
 tutti_status tcp_address_listen(struct sockets *sockets, const struct fabric_environment *environment)
 {
@@ -102,7 +93,7 @@ tutti_status tcp_address_listen(struct sockets *sockets, const struct fabric_env
     union name name = { .four = { .sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK) } };
     const char *device = environment->simulated ? NULL : environment->device;
     if (device) TRY(device_find_address(device, &name));
-    int descriptor = sockets->listener.descriptor = ports_listen_at_first_free(tcp_listen_at_port, &name);
+    int descriptor = sockets->listener.descriptor = ports_listen_at_first_free(fabric_listen_at_port, &name);
     if (descriptor < 0)
         return status_fail(TUTTI_SYSTEM, "TCP cannot listen on %s: %s", device ? device : "loopback",
             ports_print_listen_error(descriptor, why));
