@@ -4,12 +4,14 @@
 #include "backend/links/ports.h"
 #include "backend/base/clock.h"
 #include "backend/base/descriptor.h"
+#include "backend/base/log.h"
 #include "backend/base/settings.h"
 #include "backend/base/status.h"
 #include "backend/links/tcp.h"
 #include "backend/transports/ucx/worker.h"
 #include <errno.h>
 #include <stddef.h>
+#include <stdio.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <sys/un.h>
@@ -18,22 +20,34 @@
 
 /* A process that is stopped while it has the lock delays the others only this long. */
 enum { LOCK_MS = 10000, RETRY_NS = 1000000 };
-/* The lock is an abstract socket name, which ends with its process, and is seen in the same network namespace. */
-static const char lock_name[] = "\0tutti-ucx-ports";
 
-/* Locks the start of UCX on this host. Returns a descriptor that ucx_unlock_ports closes, or -1 if the lock is
-   unavailable. */
-static int ucx_lock_ports(void)
+/* Gives the socket the name of the lock: an abstract name, which ends with its process, and is seen in the same network
+   namespace. Each user has one, so that a process of another user cannot hold it. Returns 0, or an errno. */
+static int ucx_lock_bind(int descriptor)
 {
     struct sockaddr_un name = { .sun_family = AF_UNIX };
-    socklen_t bytes = offsetof(struct sockaddr_un, sun_path) + sizeof lock_name - 1;
+    size_t room = sizeof name.sun_path - 1;
+    int length = snprintf(name.sun_path + 1, room, "tutti-ucx-ports-%u", (unsigned)geteuid());
+    socklen_t bytes = (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + (size_t)length);
+    return bind(descriptor, (const struct sockaddr *)&name, bytes) == 0 ? 0 : errno;
+}
+/* Locks the start of UCX for the processes of this user on this host. Returns a descriptor that ucx_unlock_ports
+   closes, or -1 after a warning if the lock is unavailable. */
+static int ucx_lock_ports(void)
+{
     int descriptor = descriptor_move_above_stderr(socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0));
-    memcpy(name.sun_path, lock_name, sizeof lock_name - 1);
-    for (int64_t until_ms = clock_deadline(LOCK_MS); descriptor >= 0 && clock_ms() < until_ms;) {
-        if (bind(descriptor, (const struct sockaddr *)&name, bytes) == 0 || errno != EADDRINUSE) break;
+    int error = descriptor < 0 ? errno : ucx_lock_bind(descriptor);
+    for (int64_t until_ms = clock_deadline(LOCK_MS); error == EADDRINUSE && clock_ms() < until_ms;) {
         nanosleep(&(struct timespec){ 0, RETRY_NS }, NULL);
+        error = ucx_lock_bind(descriptor);
     }
-    return descriptor;
+    if (error == 0) return descriptor;
+    if (descriptor >= 0) close(descriptor);
+    LOG(WARN,
+        "UCX starts beside other processes of this host, which have been starting it for %d s (%s). If it does not "
+        "start, TUTTI_PORTS=%s is used up: set a larger range",
+        LOCK_MS / 1000, strerror(error), settings_get()->ports);
+    return -1;
 }
 void ucx_unlock_ports(int lock)
 {
