@@ -307,10 +307,9 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module)
     module.def(
         "_quiesce",
         [] {
-            tutti::threads_begin_ending();
+            tutti::interpreter_begin_exit();
             tutti::Futures::quiesce();
         },
-        py::call_guard<py::gil_scoped_release>(),
-        "Stops completing futures, and threads that come back from a wait; called when the interpreter exits.");
+        py::call_guard<py::gil_scoped_release>(), "Stops completing futures; called when the interpreter exits.");
     tutti::signals_watch();
 }

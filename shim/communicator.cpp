@@ -21,7 +21,7 @@ PyObject *Error::python_type()
 }
 void error_throw(tutti_status status, const std::string &text)
 {
-    thread_stop_if_ending();
+    thread_stop_if_ended();
     signals_throw_raised();
     throw Error(status, text);
 }
@@ -60,6 +60,10 @@ Communicator::~Communicator()
 void Communicator::run_abort_hooks()
 {
     if (has_abort_hooks() && !is_inherited()) abort_report_.run(*hooks);
+}
+tutti_status Communicator::get_outcome(tutti_status status) const
+{
+    return status == TUTTI_ABORTED && signals_have_raised() && !has_failed() ? TUTTI_OK : status;
 }
 void Communicator::report_failure()
 {

@@ -48,6 +48,9 @@ class Communicator final : public c10::intrusive_ptr_target {
     Streams streams;
     /* Runs the abort hooks, once. */
     void run_abort_hooks();
+    /* Returns the status of a call of the core, but OK for an operation that succeeded while a signal handler raised an
+     * exception, which ended the wait. The caller throws that exception. */
+    tutti_status get_outcome(tutti_status status) const;
     /* Every function that raises an error of a failed group calls this first. It runs the abort hooks. */
     void report_failure();
     /* Warns, once, that an operation on a stream has failed, unless a call has raised the error or is about to. */

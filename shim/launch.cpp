@@ -2,6 +2,7 @@
  * belongs to a Work of its own, or to the Work into which the thread coalesces its calls. A profiler may record it. */
 #include "shim/gil.hpp"
 #include "shim/process_group.hpp"
+#include "shim/signals.hpp"
 #include <ATen/record_function.h>
 #include <algorithm>
 #include <c10/util/Exception.h>
@@ -242,14 +243,15 @@ bool ProcessGroupTutti::run_directly(Start begin)
     if (communicator_->is_closed()) return false;
     tutti_request request = TUTTI_REQUEST_INIT;
     request.blocking = true;
-    tutti_status status = begin(communicator_->get(), &request);
+    tutti_status status = communicator_->get_outcome(begin(communicator_->get(), &request));
     if (status != TUTTI_OK) {
         std::string text = tutti_get_last_error();
         if (!request.refused) communicator_->report_failure();
         error_throw(status, text);
     }
     ++sequence_;
-    thread_stop_if_ending();
+    thread_stop_if_ended();
+    signals_throw_raised();
     return true;
 }
 /* Returns true if the core runs such a call on streams; tutti_comm_open_cuda has the limits. */
@@ -350,9 +352,11 @@ WorkPointer ProcessGroupTutti::start(const Call &call, Footprint footprint, Star
     operation.request.on_demand = !blocking && !operation.run && !timing_ && !at::hasCallbacks() && !recorded_as_;
     if (!blocking) work->prepare_async(operation);
     tutti_status status = begin(communicator_->get(), &operation.request);
+    if (blocking) status = communicator_->get_outcome(status);
     if (status == TUTTI_OK) {
         if (blocking) work->finish_blocking(operation);
-        thread_stop_if_ending();
+        thread_stop_if_ended();
+        if (blocking) signals_throw_raised();
         bool is_part = coalesced && !hooks_->completion.empty();
         uint64_t key = is_part ? work->add_part_key() : work->getCompletionKey();
         if (operation.run) return finish_on_stream(call, work, key, operation);

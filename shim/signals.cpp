@@ -31,6 +31,7 @@ void signals_watch()
 {
     if (thread_is_main()) tutti_set_interrupt_check(signals_run_handlers);
 }
+bool signals_have_raised() { return raised != nullptr; }
 void signals_throw_raised()
 {
     if (raised) std::rethrow_exception(std::exchange(raised, nullptr));
@@ -48,12 +49,23 @@ std::function<void()> signals_add_to_check(std::function<void()> check)
 }
 
 /* ---- the end of the interpreter ---- */
-static std::atomic<bool> is_ending{ false };
-void threads_begin_ending() { is_ending = true; }
-void thread_stop_if_ending()
+static std::atomic<bool> exit_has_begun{ false };
+void interpreter_begin_exit() { exit_has_begun = true; }
+[[noreturn]] static void thread_sleep_forever()
 {
-    if (!is_ending.load(std::memory_order_relaxed) || thread_is_main()) return;
-    while (!PyGILState_Check()) pause();
+    while (true) pause();
+}
+/* A Python before 3.14 ends a thread that takes the GIL after the functions of atexit have run, by unwinding its stack.
+ * The unwinding stops here, before it reaches destructors of torch, which end the process. */
+void thread_stop_if_ended()
+{
+    if (!exit_has_begun.load(std::memory_order_relaxed) || thread_is_main() || PyGILState_Check()) return;
+    try {
+        if (Py_IsInitialized()) return PyGILState_Release(PyGILState_Ensure());
+    } catch (...) {
+        thread_sleep_forever();
+    }
+    thread_sleep_forever();
 }
 
 } // namespace tutti

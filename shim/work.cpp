@@ -311,10 +311,9 @@ void Work::wait_for(Operation &operation, std::chrono::milliseconds timeout)
         tutti_wait(&operation.request, timeout.count());
         /* The core's request is over, but finish() may still run on the progress thread. */
         operation.over.wait(false, std::memory_order_acquire);
-        /* The operation may have succeeded although the wait was interrupted. */
-        signals_throw_raised();
     }
-    if (operation.outcome == TUTTI_OK) return;
+    /* The operation may have succeeded although the wait was interrupted. */
+    if (operation.outcome == TUTTI_OK) return signals_throw_raised();
     communicator_->report_failure();
     recorder::record_report_broken_group(operation.record);
     error_throw(operation.outcome, operation.text);
@@ -331,7 +330,7 @@ bool Work::wait(std::chrono::milliseconds timeout)
     block_current_streams();
     drop_tensors();
     reap();
-    thread_stop_if_ending();
+    thread_stop_if_ended();
     return true;
 }
 

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from datetime import timedelta
 
 import pytest
@@ -12,6 +13,9 @@ import torch
 import torch.distributed as dist
 
 import torch_tutti
+
+VERSION = tuple(int(part) for part in torch.__version__.split(".")[:2])
+with_hooks = pytest.mark.skipif(VERSION < (2, 14), reason="torch before 2.14")
 
 
 def interrupt_soon():
@@ -134,6 +138,58 @@ def test_interrupt_ends_the_waits_of_all_threads(fresh):
     assert all("was interrupted" in text for text in fresh(2).run(interrupted_in_thread))
 
 
+def raise_after_the_end(world, how):
+    """The handler of rank 1 raises when the operation has ended: a second one, on a thread, has ended after it."""
+    x, y, group = torch.ones(1), torch.ones(1), dist.group.WORLD
+    threads = [threading.Thread(target=dist.all_reduce, args=(y,))]
+    aborts = []
+    if VERSION >= (2, 14):
+        group.register_abort_hook(1, lambda: aborts.append(world.rank))
+    if how == "timed":
+        group._enable_collectives_timing()
+
+    def end_and_refuse(number, _):
+        world.store.set("waits", "")
+        threads[0].start()
+        threads[0].join()
+        raise LookupError("after the end")
+
+    if world.rank == 0:
+        world.store.wait(["waits"], timedelta(seconds=45))
+        dist.all_reduce(x)
+        dist.all_reduce(y)
+    else:
+        signal.signal(signal.SIGUSR2, end_and_refuse)
+        threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGUSR2)).start()
+        with pytest.raises(LookupError, match="after the end"):
+            dist.all_reduce(x)
+    dist.all_reduce(x)
+    backend = group._get_backend(torch.device("cpu"))
+    return x.item(), y.item(), backend._get_sequence_number_for_group() if VERSION >= (2, 14) else 3, aborts
+
+
+@pytest.mark.parametrize("how", ["directly", "timed"])
+def test_interrupt_after_the_end_of_an_operation_harms_no_group(fresh, how):
+    assert fresh(2).run(raise_after_the_end, how) == [(4, 2, 3, [])] * 2
+
+
+def interrupted_with_hook(world):
+    ran = []
+    dist.group.WORLD.register_abort_hook(1, lambda: (time.sleep(0.5), ran.append(world.rank)))
+    if world.rank == 1:
+        with pytest.raises(KeyboardInterrupt):
+            interrupt_soon()
+            dist.all_reduce(torch.ones(1), async_op=True).wait()
+        world.store.set("interrupted", "")
+    world.store.wait(["interrupted"], timedelta(seconds=45))
+    return ran
+
+
+@with_hooks
+def test_interrupted_wait_returns_after_the_abort_hooks(fresh):
+    assert fresh(2).run(interrupted_with_hook)[1] == [1]
+
+
 # ---- at exit ----
 DAEMON = """
 import sys, threading, time, torch, torch.distributed as dist
@@ -152,9 +208,10 @@ else:
 """
 
 
-@pytest.mark.parametrize("what", ["collective", "recv", "wait"])
-def test_daemon_thread_that_waits_at_exit_does_not_abort(tmp_path, what):
-    ranks = [subprocess.Popen([sys.executable, "-c", DAEMON, tmp_path / "store", str(rank), what],
+def run_exits(program, folder, *arguments):
+    """Runs the program as two ranks, with the path of a store, the rank and the arguments. Rank 0 may read its input
+    until rank 1 has ended. Returns output, errors and exit status of rank 1."""
+    ranks = [subprocess.Popen([sys.executable, "-c", program, folder / "store", str(rank), *arguments],
                               stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
              for rank in range(2)]
     try:
@@ -163,4 +220,64 @@ def test_daemon_thread_that_waits_at_exit_does_not_abort(tmp_path, what):
     finally:
         for rank in ranks:
             rank.kill()
-    assert (ranks[1].returncode, out) == (0, "exits\n"), errors
+    return out, errors, ranks[1].returncode
+
+
+@pytest.mark.parametrize("what", ["collective", "recv", "wait"])
+def test_daemon_thread_that_waits_at_exit_does_not_abort(tmp_path, what):
+    out, errors, code = run_exits(DAEMON, tmp_path, what)
+    assert (code, out) == (0, "exits\n"), errors
+
+
+JOIN_AT_EXIT = """
+import atexit, sys, threading, time
+threads = []
+
+def join_threads():
+    if sys.argv[3] == "aborted":
+        dist.group.WORLD._get_backend(torch.device("cpu")).abort()
+    else:
+        store.set("exits", "")
+    for thread in threads:
+        thread.join()
+    print("joined", flush=True)
+
+def run_call():
+    try:
+        calls[sys.argv[4]]()
+    except dist.DistBackendError:
+        pass
+
+if sys.argv[2] == "1":
+    atexit.register(join_threads)
+import torch, torch.distributed as dist, torch_tutti
+store = dist.FileStore(sys.argv[1], 2)
+dist.init_process_group("tutti", store=store, rank=int(sys.argv[2]), world_size=2)
+x = torch.ones(10)
+dist.all_reduce(x)
+calls = {"collective": lambda: dist.all_reduce(x), "wait": lambda: dist.all_reduce(x, async_op=True).wait()}
+if sys.argv[2] == "1":
+    threads.append(threading.Thread(target=run_call, daemon=True))
+    threads[0].start()
+    time.sleep(0.5)
+else:
+    store.wait(["exits"]) if sys.argv[3] == "done" else sys.stdin.read()
+    run_call()
+"""
+
+
+@pytest.mark.parametrize("what", ["collective", "wait"])
+@pytest.mark.parametrize("how", ["done", "aborted"])
+def test_function_of_atexit_can_join_a_thread_that_waits(tmp_path, how, what):
+    """The function was registered before torch_tutti's, so it runs after that."""
+    out, errors, code = run_exits(JOIN_AT_EXIT, tmp_path, how, what)
+    assert (code, out) == (0, "joined\n"), errors
+
+
+ABORT_AT_EXIT = JOIN_AT_EXIT.replace("thread.join()", "pass")
+
+
+@pytest.mark.parametrize("what", ["collective", "wait"])
+def test_thread_that_comes_back_as_the_interpreter_ends_does_not_abort(tmp_path, what):
+    out, errors, code = run_exits(ABORT_AT_EXIT, tmp_path, "aborted", what)
+    assert (code, out) == (0, "joined\n"), errors
