@@ -1,5 +1,6 @@
 """Tests of take-overs: while one lasts, programs that ask for another backend run on tutti, in whichever way they ask,
 and under the names that they asked for."""
+import contextlib
 import functools
 import io
 import os
@@ -92,8 +93,9 @@ def test_names_that_cannot_be_taken_over_are_refused(names, error, text):
 
 # ---- every way of asking ----
 def ask(world, arguments, names):
+    forget(world)
     shown = io.StringIO()
-    with torch_tutti.take_over(*names), redirect_stderr(shown), Group(world, *arguments):
+    with torch_tutti.take_over(*names), redirect_stderr(shown), logging("info"), Group(world, *arguments):
         return dist.get_backend(), dist.get_backend_config(), runs_on_tutti(), shown.getvalue().splitlines()
 
 
@@ -109,7 +111,16 @@ def test_default_group_runs_on_tutti_under_its_name(two, way):
     for rank, (backend, config, right, shown) in enumerate(two.run(ask, arguments, BOTH)):
         assert (backend, config, right) == (name, "cpu:tutti,cuda:tutti", True)
         assert len(shown) == 1 and f'rank {rank} asked for backend "{name}" and gets "tutti"' in shown[0]
-        two.run(forget)
+
+
+@contextlib.contextmanager
+def logging(level):
+    """Sets the level of the log in this process."""
+    os.environ["TUTTI_LOG"] = level
+    try:
+        yield
+    finally:
+        del os.environ["TUTTI_LOG"]
 
 
 def forget(_):
@@ -118,14 +129,13 @@ def forget(_):
 
 
 def announce_once(world):
+    forget(world)
     shown = io.StringIO()
-    os.environ["TUTTI_LOG"] = "info"
-    with torch_tutti.take_over("nccl"), redirect_stderr(shown), Group(world, "nccl"):
+    with torch_tutti.take_over("nccl"), redirect_stderr(shown), logging("info"), Group(world, "nccl"):
         dist.new_group(backend="nccl")
         with torch_tutti.take_over("gloo"):
             dist.new_group(backend="gloo")
     quiet = io.StringIO()
-    del os.environ["TUTTI_LOG"]
     forget(world)
     with torch_tutti.take_over("nccl"), redirect_stderr(quiet), Group(world, "nccl"):
         pass

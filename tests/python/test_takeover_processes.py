@@ -18,9 +18,9 @@ QUIET = {_takeover.VARIABLE: None, "OMP_NUM_THREADS": "1"}
 TUTTI_RUN = [SCRIPTS / "tutti", "run"]
 
 
-def start(*command, check=True):
+def start(*command, check=True, **variables):
     done = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=150,
-                          env=environment_of(QUIET))
+                          env=environment_of({**QUIET, **variables}))
     assert not check or done.returncode == 0, done.stderr
     return done
 
@@ -33,13 +33,13 @@ def trains_on_tutti(ended):
 
 def test_tutti_run_starts_torchrun():
     """`tutti run torchrun` trains on tutti, also with a DataLoader whose workers are spawned."""
-    done = start(*TUTTI_RUN, "torchrun", "--standalone", "--nproc-per-node", "2", PROGRAM)
+    done = start(*TUTTI_RUN, "torchrun", "--standalone", "--nproc-per-node", "2", PROGRAM, TUTTI_LOG="info")
     trains_on_tutti(Ended([done.returncode], done.stdout, done.stderr))
 
 
 def test_torchrun_starts_tutti_run():
     trains_on_tutti(run_torchrun(2, "--no-python", *TUTTI_RUN, "--backends", "gloo,nccl", PROGRAM, "--no-workers",
-                                 **QUIET))
+                                 TUTTI_LOG="info", **QUIET))
 
 
 def test_spawned_ranks_are_taken_over():
