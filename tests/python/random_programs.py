@@ -86,6 +86,14 @@ def programs(choose, ordered=True, times=1):
     return [choose(choose(steps)) for _ in range(choose(draw.integers(1, LONGEST)))]
 
 
+def complete_programs(ordered=True):
+    """Returns programs that together contain each kind of step, each mistake, and each reduction of each type."""
+    steps = [Step("all_reduce", dtype=dtype, op=op) for dtype, op in (DEFINED if ordered else SETTLED)]
+    steps += [Step(kind, dtype="int32") for kind in [*model.REDUCING, *model.MOVING, "barrier"]]
+    steps += [Step("messages", messages=((0, 1, 0), (1, 0, 4)))] + [Step("wrong", what=name) for name in MISTAKES]
+    return [steps[start:start + LONGEST] for start in range(0, len(steps), LONGEST)]
+
+
 # ---- rounds of programs ----
 def check(ranks_of_now, again, hung, program, carry_out=carry_out):
     """Asserts that a program gives the results of the model. again: the beginning of a line that runs it again. hung:
@@ -93,13 +101,12 @@ def check(ranks_of_now, again, hung, program, carry_out=carry_out):
     wrong = hung.get(repr(program))
     if hung and not wrong:
         return
-    note(f'to run it again: {again} "{program}"')
     if not hung:
         try:
             wrong = "\n".join(verdict(ranks_of_now(), program, carry_out))
         except AssertionError as error:
             wrong = hung[repr(program)] = str(error)
-    assert not wrong, wrong
+    assert not wrong, f'{wrong}\nto run it again: {again} "{program}"'
 
 
 def one_round(first_seed, some_programs, check_one, examples=100):

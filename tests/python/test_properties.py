@@ -13,10 +13,8 @@ pytest.importorskip("hypothesis", reason="hypothesis is not installed: pip insta
 
 import model
 import random_programs
-from arithmetic import OPS, hosts_of, raw, reduced, undefined
-from mistakes import MISTAKES
+from arithmetic import hosts_of, raw, reduced
 from model import Step
-from random_programs import DEFINED
 from ranks import hosts_of_job
 
 SIZES = [2, 3, 4]
@@ -24,21 +22,17 @@ SIZES = [2, 3, 4]
 
 @pytest.mark.parametrize("size", SIZES)
 def test_random_programs_give_the_results_of_the_model(shared, size, request):
-    ordered = len(set(hosts_of_job(size))) < 3
+    ordered, hung = len(set(hosts_of_job(size))) < 3, {}
     cases = math.ceil((request.config.getoption("cases") or 10_000) / len(SIZES))
-    again, hung = f"python tests/python/operations.py {size}", {}
-    done = random_programs.rounds(request.config.getoption("first_seed"), cases, lambda program:
-                                  random_programs.check(lambda: shared(size), again, hung, program), ordered)
+
+    def check(program):
+        random_programs.check(lambda: shared(size), f"python tests/python/operations.py {size}", hung, program)
+
+    # Chance may draw some mistakes or types never, so they come first.
+    for program in random_programs.complete_programs(ordered):
+        check(program)
+    done = random_programs.rounds(request.config.getoption("first_seed"), cases, check, ordered)
     print(f"{len(done)} cases on {size} ranks")
-    # 3,000 cases contain each kind of step, mistake, type and operation.
-    if cases >= 3000:
-        works = {step.kind for step in done if step.kind in ("messages", "wrong")
-                 or model.works(step, len(model.groups_of(size)[step.group]))}
-        assert works == {*model.REDUCING, *model.MOVING, "barrier", "messages", "wrong"}
-        assert {step.what for step in done} == {"", *MISTAKES}
-        reductions = [step for step in done if step.kind in model.REDUCING and not undefined(step.dtype, step.op)]
-        assert {step.dtype for step in reductions} == {dtype for dtype, _ in DEFINED}
-        assert {step.op for step in reductions} == {op for op in OPS if ordered or op != "PREMUL_SUM"}
 
 
 # ---- the model itself ----
