@@ -4,7 +4,7 @@
 
 #define STORE(field, value) atomic_store_explicit(&(field), (value), memory_order_relaxed)
 
-/* The thread need not be the driver, which may be writing the operation. The values are only shown. */
+/* Another thread may drive the operation and write it meanwhile. A torn value is harmless: it is only shown. */
 __attribute__((no_sanitize("thread"))) void activity_begin(tutti_comm *comm, const struct operation *op)
 {
     struct activity *activity = &comm->activity;

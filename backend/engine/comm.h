@@ -52,7 +52,7 @@ struct tutti_comm {
     struct tensor_access tensor_access;
     /* Any thread reads the outcome and sets `lost` and `stop`. The driver writes the rest. */
     struct outcome outcome;
-    /* The driver writes what it waits for, and any thread reads it. */
+    /* The thread that waits writes its operation here, and any thread reads it. */
     struct activity activity;
     /* The entry in the list of this process's communicators, which owns it. */
     struct comm_entry entry;

@@ -97,7 +97,7 @@ def check_memory_stays_until_results_are_copied(world):
 
 
 def check_opens_although_torch_has_cached_memory(world):
-    """Checks that torch gives cached memory back if there is none for the slots. The fake's GPU has 200 MiB."""
+    """Checks that a group opens when torch's cache holds the memory that the slots need. The fake GPU has 200 MiB."""
     device = world.kept["device"]
     if fake_driver() is None:
         return
