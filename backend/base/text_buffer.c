@@ -33,3 +33,8 @@ void text_append_pair(struct text_buffer *text, const char *name, const char *va
     text_append_string(text, value);
     text_append(text, "%s", after);
 }
+void text_append_seconds(struct text_buffer *text, const char *name, int64_t ms)
+{
+    if (ms < 0) ms = 0;
+    text_append(text, "\"%s\": %lld.%03lld", name, (long long)(ms / 1000), (long long)(ms % 1000));
+}

@@ -104,7 +104,7 @@ static void channel_call_user(struct channel *channel, const struct ctrl_msg *ms
     struct channel_user user = channel->user;
     channels.calling = channel;
     pthread_mutex_unlock(&registry.lock);
-    if (msg) user.receive(user.context, msg->from, msg->bytes, msg->length);
+    if (msg) user.receive(user.context, msg->from, msg->type, msg->bytes, msg->length);
     else user.tick(user.context);
     pthread_mutex_lock(&registry.lock);
     channels.calling = NULL;

@@ -20,8 +20,8 @@ enum { CHANNEL_TICK_MS = 10 };
 struct channel;
 /* The watch thread calls these functions. They may send, but not close their channel. */
 struct channel_user {
-    /* Called for a message of `length` bytes from rank `from`. */
-    void (*receive)(void *context, int from, const void *bytes, size_t length);
+    /* Called for a message of that type, of `length` bytes, from rank `from`. */
+    void (*receive)(void *context, int from, unsigned type, const void *bytes, size_t length);
     /* Called while channel_set_tick is on. */
     void (*tick)(void *context);
     void *context;

@@ -1,5 +1,6 @@
 #include "backend/control/snapshot_socket.h"
 #include "backend/base/clock.h"
+#include "backend/base/descriptor.h"
 #include "backend/base/log.h"
 #include "backend/base/memory.h"
 #include "backend/base/status.h"
@@ -12,12 +13,13 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 /* The room for the first attempt to write a snapshot, and for a message of a program, in bytes. */
 enum { FIRST_CAPACITY = 16384, MOST_MESSAGE = 65536 };
-/* If more callers wait for the program's message, the oldest gets none. */
-enum { MOST_CALLERS = 32 };
+/* If more callers wait for the program's message, the oldest gets none. An older place of this process is not used. */
+enum { MOST_CALLERS = 32, PLACE_LASTS_MS = 1000 };
 static int listener = -1;
 static _Atomic(snapshot_write *) writer;
 
@@ -76,22 +78,71 @@ static int message_await(int connection, int64_t deadline_ms, void *out, size_t 
         poll(&(struct pollfd){ .fd = connection, .events = POLLIN }, 1, (int)left_ms);
     }
 }
+/* Writes the first line of a program's message, or "" if that does not fit: the line's number would be cut. */
+static void message_copy_place(char message[MOST_MESSAGE], char out[PLACE_BYTES])
+{
+    message[strcspn(message, "\n")] = 0;
+    text_make_printable(message, MOST_MESSAGE);
+    out[0] = 0;
+    if (strlen(message) < PLACE_BYTES) strcpy(out, message);
+}
 int snapshot_ask(const unsigned char nonce[16]) { return socket_connect("snapshot", nonce); }
-void snapshot_receive_place(int process, int64_t deadline_ms, char *out, size_t bytes)
+void snapshot_receive_place(int process, int64_t deadline_ms, char out[PLACE_BYTES])
 {
     uint64_t length;
     char *message = memory_alloc_zeroed(MOST_MESSAGE, 1);
     out[0] = 0;
     /* The first message has the snapshot. */
     if (message && process >= 0 && message_await(process, deadline_ms, &length, sizeof length) == sizeof length
-        && message_await(process, deadline_ms, message, MOST_MESSAGE - 1) > 0) {
-        message[strcspn(message, "\n")] = 0;
-        text_make_printable(message, MOST_MESSAGE);
-        /* A cut would lose the line, which is at the end. */
-        if (strlen(message) < bytes) strcpy(out, message);
-    }
+        && message_await(process, deadline_ms, message, MOST_MESSAGE - 1) > 0)
+        message_copy_place(message, out);
     descriptor_close(&process);
     free(message);
+}
+
+/* ---- the place of this process ---- */
+/* The open question to the program of this process, or -1, and when it was asked; the last answer, and when it was
+   asked for. */
+static struct {
+    int connection;
+    int64_t asked_ms, answer_ms;
+    char answer[PLACE_BYTES];
+} own_place = { .connection = -1 };
+static void own_place_ask(void)
+{
+    int pair[2];
+    if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair) < 0) return;
+    own_place.connection = descriptor_move_above_stderr(pair[0]);
+    own_place.asked_ms = clock_ms();
+    callers_add(descriptor_move_above_stderr(pair[1]));
+}
+/* Takes the program's answer, if it has come. */
+static void own_place_receive(void)
+{
+    static char message[MOST_MESSAGE];
+    int got = socket_receive(own_place.connection, message, sizeof message - 1, NULL);
+    if (got == -EAGAIN) return;
+    message[got > 0 ? got : 0] = 0;
+    message_copy_place(message, own_place.answer);
+    own_place.answer_ms = own_place.asked_ms;
+    descriptor_close(&own_place.connection);
+}
+static bool program_answers(void)
+{
+    pthread_mutex_lock(&waiting.lock);
+    bool answers = waiting.program_answers;
+    pthread_mutex_unlock(&waiting.lock);
+    return answers;
+}
+bool snapshot_get_place(char out[PLACE_BYTES])
+{
+    out[0] = 0;
+    if (!program_answers()) return true;
+    if (own_place.connection >= 0) own_place_receive();
+    if (own_place.connection < 0) own_place_ask();
+    bool is_recent = own_place.answer_ms && clock_ms() - own_place.answer_ms < PLACE_LASTS_MS;
+    if (is_recent) memcpy(out, own_place.answer, PLACE_BYTES);
+    return is_recent;
 }
 
 /* ---- snapshots ---- */
@@ -147,6 +198,7 @@ bool snapshot_socket_on_ready(int descriptor)
 void snapshot_socket_close(void)
 {
     registry_close_descriptor(&listener);
+    descriptor_close(&own_place.connection);
     pthread_mutex_lock(&waiting.lock);
     callers_close_all();
     pthread_mutex_unlock(&waiting.lock);
@@ -154,6 +206,8 @@ void snapshot_socket_close(void)
 void snapshot_socket_after_fork(void)
 {
     descriptor_close(&listener);
+    descriptor_close(&own_place.connection);
+    own_place.answer_ms = 0;
     callers_close_all();
     pthread_mutex_init(&waiting.lock, NULL);
     pthread_cond_init(&waiting.changed, NULL);

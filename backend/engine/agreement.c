@@ -14,6 +14,7 @@
 #include "backend/base/memory.h"
 #include "backend/control/channel.h"
 #include "backend/engine/comm.h"
+#include "backend/engine/remote_states.h"
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
@@ -27,7 +28,7 @@ enum { READ_RECORDS = AGREE_MESSAGES, POLL_MS = 5, ANSWER_LEAST_MS = 200, ANSWER
 enum { AGREED_BYTES = offsetof(struct declaration, tensor) };
 _Static_assert(AGREED_BYTES + sizeof(int32_t) <= AGREE_DECLARATION_BYTES, "declaration and missed rank fit");
 _Static_assert((int)AGREE_WIRE_BYTES <= (int)CHANNEL_BYTES, "a message of agree fits into one of the channel");
-_Static_assert((int)READ_RECORDS < (int)CHANNEL_TYPES, "the channel has a type for each message");
+_Static_assert((int)READ_RECORDS < (int)STATE_QUESTION, "each message has a type of its own");
 
 /* The last report of a rank of another host. It came at at_ms, while this rank was in operation `number`, and the peer
    has begun operations up to `begun`. */
@@ -40,6 +41,7 @@ struct peer_report {
 struct agreement {
     tutti_comm *comm;
     struct channel *channel;
+    struct remote_states states;
     /* Guards the fields below, except atomic ones and checked_ms, which the driver owns. */
     pthread_mutex_t lock;
     struct agree agree;
@@ -250,9 +252,10 @@ static void agreement_store_report(struct agreement *agreement, int from, const 
     if (missed >= 0 && missed < agreement_get_group(agreement)->size) report->missed_rank = missed;
 }
 /* Handles a control message from rank `from`; the channel calls it. Invalid bytes count as the loss of the rank. */
-static void agreement_on_message(void *context, int from, const void *bytes, size_t length)
+static void agreement_on_message(void *context, int from, unsigned type, const void *bytes, size_t length)
 {
     struct agreement *agreement = context;
+    if (type >= STATE_QUESTION) { remote_states_on_message(&agreement->states, from, type, bytes, length); return; }
     const struct group *group = agreement_get_group(agreement);
     struct agree_message m;
     agreement_lock_and_tick(agreement);
@@ -327,15 +330,6 @@ static void agreement_update_waiting(struct agreement *agreement)
         if (!group_rank_is_here(group, r)) agreement_set_waiting(agreement, r, now[r]);
     if (now != waits) free(now);
 }
-/* Finds missed_rank: the rank with the lowest index of those that have not arrived. */
-static void agreement_update_missed_rank(struct agreement *agreement)
-{
-    const struct group *group = agreement_get_group(agreement);
-    agreement->missed_rank = -1;
-    for (int i = group->segment->ranks - 1; i >= 0; i--)
-        if (!executor_rank_has_arrived(&agreement->comm->executor, group_rank_at_index(group, i)))
-            agreement->missed_rank = group_rank_at_index(group, i);
-}
 /* Reports an early message: it belongs to a later operation, or its sender makes another call than this rank. */
 static void agreement_report_early(void *context, const struct arrival *arrival)
 {
@@ -355,7 +349,8 @@ void agreement_poll(tutti_comm *comm)
     agreement_lock_and_tick(agreement);
     agreement_poll_host(agreement);
     if (comm->run_queue.head_has_begun) {
-        agreement_update_missed_rank(agreement);
+        int missed = executor_find_missing_index(&comm->executor);
+        agreement->missed_rank = missed < 0 ? -1 : group_rank_at_index(&comm->group, missed);
         agreement_update_waiting(agreement);
         matching_visit_arrivals(&comm->router->matching, agreement_report_early, agreement);
     }
@@ -414,6 +409,7 @@ bool agreement_rank_has_left(const struct agreement *agreement, int rank)
 {
     return atomic_load(&agreement->has_left[rank]);
 }
+struct remote_states *agreement_get_states(struct agreement *agreement) { return &agreement->states; }
 bool agreement_is_failing(const struct agreement *agreement) { return atomic_load(&agreement->is_failing); }
 bool agreement_has_decided(const struct agreement *agreement) { return atomic_load(&agreement->has_decided); }
 void agreement_get_decision(struct agreement *agreement, struct agree_cause *out)
@@ -438,6 +434,7 @@ void agreement_destroy(struct agreement *agreement)
 {
     if (!agreement) return;
     channel_close(agreement->channel);
+    remote_states_finish(&agreement->states);
     pthread_mutex_destroy(&agreement->lock);
     free((void *)(uintptr_t)agreement->agree.layout.host_of);
     free(agreement->agree.layout.peers);
@@ -487,6 +484,7 @@ static tutti_status agreement_allocate_and_open(tutti_comm *comm, struct agreeme
     tutti_status status = channel_open(group->members[0].token, group->rank, group->peers, group->size,
         group_uses_links(group) ? &map : NULL,
         &(struct channel_user){ agreement_on_message, agreement_on_tick, agreement }, &agreement->channel);
+    remote_states_init(&agreement->states, comm, agreement->channel);
     pthread_mutex_unlock(&agreement->lock);
     return status;
 }

@@ -8,6 +8,7 @@
 #include "include/tutti.h"
 
 struct agreement;
+struct remote_states;
 /* Creates the agreement, which receives messages at once. The segment must be mapped. */
 tutti_status agreement_create(tutti_comm *comm, struct agreement **out);
 /* Frees the agreement without announcing that this rank leaves. NULL is allowed. */
@@ -55,6 +56,8 @@ void agreement_record_lost(struct agreement *agreement, int rank);
 bool agreement_has_lost_ranks(const struct agreement *agreement);
 /* Returns true if that rank has left in good order. */
 bool agreement_rank_has_left(const struct agreement *agreement, int rank);
+/* Returns the states of ranks of other hosts, which the agreement owns. */
+struct remote_states *agreement_get_states(struct agreement *agreement);
 /* Returns true from when a reason to fail is known. The decision then follows without further calls. */
 bool agreement_is_failing(const struct agreement *agreement);
 /* Returns true once the decision is known. agreement_get_decision may be called from then on. */

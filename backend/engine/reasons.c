@@ -6,14 +6,17 @@
 #include "backend/control/snapshot_socket.h"
 #include "backend/engine/comm.h"
 #include "backend/engine/error_text.h"
+#include "backend/engine/remote_states.h"
 #include "backend/engine/stream_comm.h"
 #include <stdio.h>
 #include <stdlib.h>
+#include <time.h>
 
 /* A driver that has not checked for STOPPED_MS was stopped. A message of a rank that has left may take UNDER_WAY_MS. */
 enum { STOPPED_MS = 1000, UNDER_WAY_MS = 500 };
-/* The time that other processes have to tell where their programs are, the room for one answer, and their number. */
-enum { ASK_MS = 300, PLACE_BYTES = 128, MOST_ASKED = 4 };
+/* The time that other processes have to tell where their programs are, how often a process of
+   another host is asked again, and their number. */
+enum { ASK_MS = 300, ASK_AGAIN_MS = 20, MOST_ASKED = 4 };
 
 /* ---- text ---- */
 /* Writes " in " and a description of the running operation. */
@@ -23,45 +26,78 @@ static void failure_format_where(const tutti_comm *comm, char *out, size_t bytes
     failure_describe_running(comm, what, sizeof what);
     snprintf(out, bytes, " in %s", what);
 }
-/* Writes the ranks that have not begun the running operation, as "1, 3". It may miss ranks of other hosts. */
-static void failure_list_absent_ranks(const tutti_comm *comm, char *out, size_t bytes)
+/* Returns an array that has true for each rank that has not begun the running operation, or NULL if memory is short. It
+   may miss ranks of other hosts. The caller frees it. */
+static bool *comm_find_absent(const tutti_comm *comm)
 {
     const struct group *group = &comm->group;
     bool *absent = memory_alloc_zeroed((size_t)group->size, sizeof *absent);
-    size_t used = 0;
-    out[0] = 0;
     if (absent && comm->agreement) agreement_list_absent(comm->agreement, comm->run_queue.sequence, absent);
     for (int r = 0; absent && r < group->size; r++)
-        if (absent[r] || (group_rank_is_here(group, r) && !executor_rank_has_arrived(&comm->executor, r)))
-            used = error_text_append_rank(out, bytes, used, r);
-    free(absent);
+        absent[r] |= group_rank_is_here(group, r) && !executor_rank_has_arrived(&comm->executor, r);
+    return absent;
 }
-/* Returns true if the rank is in another process of this host and has not begun the running operation. */
-static bool rank_is_absent_elsewhere(const tutti_comm *comm, int rank)
+/* Writes the ranks that have not begun the running operation, as "1, 3". */
+static void failure_list_absent_ranks(const tutti_comm *comm, char *out, size_t bytes)
 {
-    const struct group *group = &comm->group;
-    return group_rank_is_here(group, rank) && !executor_rank_has_arrived(&comm->executor, rank)
-        && !member_shares_process(&group->members[rank], &group->members[group->rank]);
-}
-/* Writes where the programs of absent ranks of this host are, as "; rank 3 is at train.py:19 (step)". All are asked at
-   once, and have ASK_MS to tell. */
-static void failure_describe_absent_programs(const tutti_comm *comm, char *out, size_t bytes)
-{
-    int64_t deadline_ms = clock_ms() + ASK_MS;
-    int ranks[MOST_ASKED], processes[MOST_ASKED], count = 0;
+    bool *absent = comm_find_absent(comm);
     size_t used = 0;
     out[0] = 0;
-    for (int r = 0; r < comm->group.size && count < MOST_ASKED; r++)
-        if (rank_is_absent_elsewhere(comm, r)) {
-            ranks[count] = r;
-            processes[count++] = snapshot_ask(comm->group.members[r].identity.nonce);
-        }
-    for (int i = 0; i < count; i++) {
-        char place[PLACE_BYTES];
-        snapshot_receive_place(processes[i], deadline_ms, place, sizeof place);
-        if (place[0] && bytes - used > sizeof place + 32)
-            used += (size_t)snprintf(out + used, bytes - used, "; rank %d is at %s", ranks[i], place);
+    for (int r = 0; absent && r < comm->group.size; r++)
+        if (absent[r]) used = error_text_append_rank(out, bytes, used, r);
+    free(absent);
+}
+/* Ranks whose programs are asked where they are, and the answers. */
+struct places {
+    int ranks[MOST_ASKED], count;
+    char texts[MOST_ASKED][PLACE_BYTES];
+};
+/* Asks processes of this host, all at once. */
+static void places_ask_here(const tutti_comm *comm, struct places *places, int64_t deadline_ms)
+{
+    int processes[MOST_ASKED];
+    for (int i = 0; i < places->count; i++) {
+        const struct member *member = &comm->group.members[places->ranks[i]];
+        processes[i] = group_rank_is_here(&comm->group, places->ranks[i]) ? snapshot_ask(member->identity.nonce) : -1;
     }
+    for (int i = 0; i < places->count; i++) snapshot_receive_place(processes[i], deadline_ms, places->texts[i]);
+}
+/* Asks processes of other hosts, again and again: their programs answer later than their watch threads. */
+static void places_ask_elsewhere(const tutti_comm *comm, struct places *places, int64_t begin_ms, int64_t deadline_ms)
+{
+    struct remote_states *states = comm->agreement ? agreement_get_states(comm->agreement) : NULL;
+    struct remote_state told;
+    for (bool waits = states; waits && clock_ms() < deadline_ms;) {
+        waits = false;
+        for (int i = 0; i < places->count; i++) {
+            int rank = places->ranks[i];
+            if (group_rank_is_here(&comm->group, rank)) continue;
+            bool is_known = remote_states_find(states, rank, begin_ms, &told) && !told.state.place_is_due;
+            if (is_known) snprintf(places->texts[i], PLACE_BYTES, "%s", told.state.place);
+            else remote_states_ask(states, rank);
+            waits |= !is_known;
+        }
+        if (waits) nanosleep(&(struct timespec){ 0, ASK_AGAIN_MS * 1000000 }, NULL);
+    }
+}
+/* Writes where the programs of absent ranks of other processes are, as "; rank 3 is at train.py:19 (step)". They have
+   ASK_MS to tell. */
+static void failure_describe_absent_programs(const tutti_comm *comm, char *out, size_t bytes)
+{
+    const struct member *members = comm->group.members, *mine = &members[comm->group.rank];
+    struct places places = { .count = 0 };
+    bool *absent = comm_find_absent(comm);
+    int64_t now_ms = clock_ms();
+    size_t used = 0;
+    out[0] = 0;
+    for (int r = 0; absent && r < comm->group.size && places.count < MOST_ASKED; r++)
+        if (absent[r] && !member_shares_process(&members[r], mine)) places.ranks[places.count++] = r;
+    free(absent);
+    places_ask_here(comm, &places, now_ms + ASK_MS);
+    places_ask_elsewhere(comm, &places, now_ms, now_ms + ASK_MS);
+    for (int i = 0; i < places.count; i++)
+        if (places.texts[i][0] && bytes - used > PLACE_BYTES + 32)
+            used += (size_t)snprintf(out + used, bytes - used, "; rank %d is at %s", places.ranks[i], places.texts[i]);
 }
 /* Describes a call on streams that a rank has made instead of the running operation of the host, or writes an empty
    text. */

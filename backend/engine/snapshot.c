@@ -3,47 +3,13 @@
 #include "backend/base/sha256.h"
 #include "backend/base/text_buffer.h"
 #include "backend/engine/comm.h"
-#include "backend/engine/error_text.h"
+#include "backend/engine/remote_states.h"
 #include <string.h>
 #include <unistd.h>
 
 enum { SNAPSHOT_FORMAT = 1, ID_BYTES = 8 };
 
-/* ---- values that others are writing ---- */
-/* The operations that the driver of a communicator has open, and the number of its last collective. */
-struct open_work { uint64_t calls; bool has_collectives, has_messages, has_window_operations; };
-/* Reads fields of the driver without its role. Each is one word, and only shown. */
-__attribute__((no_sanitize("thread"))) static struct open_work comm_peek_work(const tutti_comm *comm)
-{
-    const volatile struct run_queue *queue = &comm->run_queue;
-    struct operation *volatile const *messages = &comm->messages.open;
-    struct operation *volatile const *windows = &comm->windows.open;
-    return (struct open_work){ queue->sequence, queue->head != NULL, *messages != NULL, *windows != NULL };
-}
-/* Copies the newest declaration of a local rank. Returns false if it has called no collective. The copy may be mixed of
-   two calls if the rank is not waiting. */
-__attribute__((no_sanitize("thread"))) static bool declaration_peek_newest(const struct segment *segment, int index,
-    struct declaration *out)
-{
-    const volatile struct declaration *newest = NULL;
-    for (uint64_t i = 0; i < DECLARATIONS; i++) {
-        const volatile struct declaration *d = segment_declaration(segment, index, i);
-        if (d->sequence && (!newest || d->sequence > newest->sequence)) newest = d;
-    }
-    if (!newest) return false;
-    volatile unsigned char *to = (volatile unsigned char *)out;
-    const volatile unsigned char *from = (const volatile unsigned char *)newest;
-    for (size_t i = 0; i < sizeof *out; i++) to[i] = from[i];
-    return true;
-}
-
 /* ---- one communicator ---- */
-/* Appends "name": milliseconds as seconds, in any locale. */
-static void text_append_seconds(struct text_buffer *text, const char *name, int64_t ms)
-{
-    if (ms < 0) ms = 0;
-    text_append(text, "\"%s\": %lld.%03lld", name, (long long)(ms / 1000), (long long)(ms % 1000));
-}
 /* Appends "name": seconds since that clock_ms(). */
 static void text_append_age(struct text_buffer *text, const char *name, int64_t since_ms)
 {
@@ -95,59 +61,50 @@ static void text_append_ranks_here(struct text_buffer *text, const struct group 
     }
     text_append(text, "], ");
 }
-/* Appends the message or the operation of a window that the driver waits for. */
-static void text_append_message(struct text_buffer *text, const struct activity *activity, bool is_message)
+/* Appends how long ago a rank of another host has told its state, and the state. "place" is null until its program has
+   told it. */
+static void text_append_remote_state(struct text_buffer *text, const struct remote_state *told)
 {
-    int peer = atomic_load_explicit(&activity->peer, memory_order_relaxed);
-    const char *kind = !is_message ? "window" : atomic_load(&activity->is_send) ? "send" : "receive";
-    text_append_pair(text, "kind", kind, ", ");
-    if (peer >= 0) text_append(text, "\"peer\": %d, ", peer);
-    else text_append(text, "\"peer\": null, ");
-    if (is_message)
-        text_append(text, "\"tag\": %u, \"bytes\": %llu, ", atomic_load(&activity->tag),
-            (unsigned long long)atomic_load(&activity->bytes));
+    text_append_age(text, "told_s", told->at_ms);
+    text_append(text, ", \"calls\": %llu, ", (unsigned long long)told->state.calls);
+    text_append_pair(text, "call", told->state.call, ", ");
+    if (told->state.place_is_due) text_append(text, "\"place\": null, ");
+    else text_append_pair(text, "place", told->state.place, ", ");
+    rank_state_append_open(text, &told->state);
+    text_append(text, "}");
 }
-/* Returns the kind of the operations that are open: collectives before messages before those of windows. */
-static enum activity_kind open_work_kind(const struct open_work *work)
+/* Appends the ranks of other hosts, with their last answers, and asks them for the next ones. */
+static void text_append_ranks_elsewhere(struct text_buffer *text, const tutti_comm *comm)
 {
-    if (work->has_collectives) return ACTIVITY_COLLECTIVE;
-    if (work->has_messages) return ACTIVITY_MESSAGE;
-    return work->has_window_operations ? ACTIVITY_WINDOW : ACTIVITY_NONE;
-}
-/* Appends the operation for which a thread waits, else one that is open, or null. "age_s" is null if no thread waits
-   for it. */
-static void text_append_activity(struct text_buffer *text, const tutti_comm *comm, const struct open_work *work)
-{
-    static const char *const names[] = {
-        [ACTIVITY_COLLECTIVE] = "collective", [ACTIVITY_MESSAGE] = "message", [ACTIVITY_WINDOW] = "window"
-    };
-    const struct activity *activity = &comm->activity;
-    bool is_awaited = atomic_load_explicit(&activity->operation, memory_order_acquire);
-    enum activity_kind awaited = (enum activity_kind)atomic_load(&activity->kind);
-    enum activity_kind kind = is_awaited && awaited != ACTIVITY_NONE ? awaited : open_work_kind(work);
-    if (kind == ACTIVITY_NONE) { text_append(text, "\"open\": null, "); return; }
-    text_append(text, "\"open\": {");
-    if (is_awaited && kind != ACTIVITY_COLLECTIVE) text_append_message(text, activity, kind == ACTIVITY_MESSAGE);
-    else text_append_pair(text, "kind", names[kind], ", ");
-    if (is_awaited) text_append_age(text, "age_s", atomic_load(&activity->since_ms));
-    else text_append(text, "\"age_s\": null");
-    text_append(text, "}, ");
+    struct remote_states *states = comm->agreement ? agreement_get_states(comm->agreement) : NULL;
+    struct remote_state last;
+    const char *separator = "";
+    text_append(text, "\"elsewhere\": [");
+    for (int r = 0; states && r < comm->group.size; r++) {
+        if (group_rank_is_here(&comm->group, r)) continue;
+        bool has_left = agreement_rank_has_left(comm->agreement, r);
+        text_append(text, "%s{\"rank\": %d, \"has_left\": %s, ", separator, r, has_left ? "true" : "false");
+        separator = ", ";
+        if (remote_states_find(states, r, 0, &last)) text_append_remote_state(text, &last);
+        else text_append(text, "\"told_s\": null}");
+    }
+    text_append(text, "], ");
+    if (states) remote_states_ask_all(states);
 }
 /* Appends what is known of a group that has formed. */
 static void text_append_formed_group(struct text_buffer *text, const tutti_comm *comm)
 {
     const struct group *group = &comm->group;
-    struct open_work work = comm_peek_work(comm);
-    bool has_failed = atomic_load_explicit(&comm->outcome.failed, memory_order_acquire);
+    struct rank_state mine;
+    rank_state_read(comm, &mine);
     text_append_group_id(text, group);
     text_append_seconds(text, "timeout_s", atomic_load(&comm->timeout_ms));
     text_append(text, ", \"host\": %d, \"calls\": %llu, \"on_streams\": %s, ", group->host,
-        (unsigned long long)work.calls, atomic_load(&comm->streams) ? "true" : "false");
+        (unsigned long long)mine.calls, atomic_load(&comm->streams) ? "true" : "false");
     text_append_members(text, group);
     text_append_ranks_here(text, group);
-    text_append_activity(text, comm, &work);
-    if (has_failed) text_append_pair(text, "failure", comm->outcome.detail, "");
-    else text_append(text, "\"failure\": null");
+    text_append_ranks_elsewhere(text, comm);
+    rank_state_append_open(text, &mine);
 }
 struct snapshot { struct text_buffer text; int groups; };
 static void snapshot_append_comm(const tutti_comm *comm, void *context)

@@ -224,6 +224,8 @@ bool executor_cancel(struct executor *executor);
 int executor_find_disagreement(const struct executor *executor, uint64_t *operation);
 /* True if a rank of this host has arrived in the running operation. */
 bool executor_rank_has_arrived(const struct executor *executor, int rank);
+/* Returns the lowest index on this host of a rank that has not arrived in the running operation, or -1. */
+int executor_find_missing_index(const struct executor *executor);
 /* True if all ranks that this one awaits have arrived, so that its roll call ends unless a rank fails meanwhile. */
 bool executor_roll_call_is_complete(const struct executor *executor);
 

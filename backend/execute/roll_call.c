@@ -130,14 +130,16 @@ bool executor_rank_has_arrived(const struct executor *executor, int rank)
 {
     return peer_has_arrived(executor, site_index(&executor->site, rank));
 }
+int executor_find_missing_index(const struct executor *executor)
+{
+    for (int peer = 0; peer < executor->site.ranks; peer++)
+        if (!peer_has_arrived(executor, peer)) return peer;
+    return -1;
+}
 bool executor_roll_call_is_complete(const struct executor *executor)
 {
     const struct program *program = executor->launch.program;
-    if (!executor->run.one_sided) {
-        for (int peer = 0; peer < executor->site.ranks; peer++)
-            if (!peer_has_arrived(executor, peer)) return false;
-        return true;
-    }
+    if (!executor->run.one_sided) return executor_find_missing_index(executor) < 0;
     for (int i = 0; i < program->needed.count; i++)
         if (!executor_rank_has_arrived(executor, program->needed.ranks[i])) return false;
     return program->needed.count == executor->site.ranks - 1 || tracks_next_may_be_free(executor);

@@ -10,10 +10,13 @@ import os
 import re
 import socket
 import struct
+import time
 from dataclasses import dataclass, field
 from typing import Any
 
 FORMAT = 1
+# Answers of ranks of other hosts that are older count as none. The questions are repeated after REPEAT_S.
+RECENT_S, REPEAT_S = 2.0, 0.05
 MOST_STACK_BYTES = 1 << 16
 PREFIX = "@tutti-snapshot-"
 # The letters of /proc/PID/stat for which a process does not run by itself.
@@ -36,7 +39,7 @@ class Process:
 
 @dataclass
 class Rank:
-    """A rank of a group. Fields of other hosts' ranks that no process here knows are None.
+    """A rank of a group. calls and open are None for a rank of another host that has not answered.
 
     process: the id of its process. pid: its number here, or as it knows itself if it has ended or is elsewhere.
     calls: number of the last collective that it called. call: the description of that. open: the operation that is
@@ -60,7 +63,7 @@ class Rank:
 @dataclass
 class Group:
     """A group, as the processes of this host describe it. here: numbers of the hosts in the group that are this
-    host."""
+    host, whose processes answer on sockets."""
     id: str
     name: str
     timeout_s: float
@@ -146,6 +149,35 @@ def processes(timeout_s: float = 1.0) -> list[Process]:
     return sorted(found, key=lambda process: process.pid)
 
 
+def _is_recent(seen: dict[str, Any]) -> bool:
+    return seen["told_s"] is not None and seen["told_s"] <= RECENT_S
+
+
+def _silent_elsewhere(found: list[Process]) -> set[tuple[str, int]]:
+    """Returns (group, rank) of the ranks of other hosts whose state or line no process here knows yet."""
+    silent, known = set(), set()
+    here = {process.id for process in found}
+    for own in (own for process in found for own in _joined(process)):
+        for seen in own["elsewhere"]:
+            if own["members"][seen["rank"]]["process"] not in here and not seen["has_left"]:
+                is_known = _is_recent(seen) and seen["place"] is not None
+                (known if is_known else silent).add((own["id"], seen["rank"]))
+    return silent - known
+
+
+def read(timeout_s: float = 1.0) -> list[Process]:
+    """Returns the processes of this host and this user, with the states of the ranks of other hosts in their groups.
+
+    timeout_s: how long a process, and all other hosts together, may take to answer, in seconds. Each reading makes the
+    processes ask the other hosts for the next one."""
+    until = time.monotonic() + timeout_s
+    found = processes(timeout_s)
+    while _silent_elsewhere(found) and time.monotonic() < until:
+        time.sleep(REPEAT_S)
+        found = processes(timeout_s)
+    return found
+
+
 # ---- merging ----
 def _joined(process: Process) -> list[dict[str, Any]]:
     """Returns the groups of a process that have formed."""
@@ -160,6 +192,12 @@ def _add_knowledge(group: Group, own: dict[str, Any]) -> None:
         if rank.calls is None or seen["calls"] > rank.calls:
             rank.calls, rank.call = seen["calls"], seen["call"]
         rank.has_left |= seen["has_left"]
+    for seen in own["elsewhere"]:
+        rank = group.ranks[seen["rank"]]
+        rank.has_left |= seen["has_left"]
+        if _is_recent(seen):
+            rank.calls, rank.call, rank.place = seen["calls"], seen["call"], seen["place"] or ""
+            rank.open, rank.failure = seen["open"], seen["failure"]
     mine = group.ranks[own["rank"]]
     mine.open, mine.failure = own["open"], own["failure"]
 
@@ -174,7 +212,7 @@ def matches(rank: Rank, peer: Rank) -> bool:
 
 def _mark_late(group: Group) -> None:
     """Marks the ranks for which others wait: those that have not called the newest collective that is open, and the
-    peers of open messages that have not called the other end. Unknown ranks of other hosts are not marked."""
+    peers of open messages that have not called the other end. Ranks that have not answered are not marked."""
     waiting = group.waits()
     newest = max((rank.calls or 0 for rank in waiting if rank.open["kind"] == "collective"), default=0)
     for rank in group.ranks:
@@ -182,7 +220,7 @@ def _mark_late(group: Group) -> None:
     for rank in waiting:
         number = rank.open.get("peer")
         peer = None if number is None else group.ranks[number]
-        if peer and peer.host in group.here and not matches(rank, peer):
+        if peer and peer.calls is not None and not matches(rank, peer):
             peer.is_late = True
 
 

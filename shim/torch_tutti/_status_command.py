@@ -43,7 +43,7 @@ def _activity(rank: Rank) -> str:
 
 def _rank_line(rank: Rank, names_host: bool) -> str:
     place = f" on {rank.host_name}" if names_host else ""
-    known = "not known on this host" if rank.calls is None else _activity(rank)
+    known = "has not answered" if rank.calls is None and not rank.has_left else _activity(rank)
     process = f", process {rank.state}" if rank.state else ""
     line = f", at {rank.place}" if rank.place and (rank.open or rank.is_late) else ""
     return f"  rank {rank.rank:<4} process {rank.pid:<8}{place} {known}{line}{process}"
@@ -84,8 +84,9 @@ def _verdict(group: Group, job: Job) -> str:
     stopped = [rank for rank in group.ranks if rank.state]
     if stopped:
         return f"  => all have made the call, and wait for {_numbers(stopped)}"
-    if any(rank.calls is None for rank in group.ranks):
-        return "  => no rank of this host is late; run tutti status on the other hosts"
+    silent = [rank for rank in group.ranks if rank.calls is None]
+    if silent:
+        return f"  => no rank that answers is late; {_numbers(silent)} of other hosts did not answer"
     alone = _waits_without_other_end(group)
     if alone:
         return f"  => {_numbers(alone)} {'waits' if len(alone) == 1 else 'wait'} for a message that no rank sends now"
@@ -139,7 +140,7 @@ def as_metrics(jobs: list[Job]) -> str:
                "failed": ("gauge", "1 if the group has failed on this rank.")}
     rows: dict[str, list[str]] = {name: [] for name in help_of}
     for group in (group for job in jobs for group in job.groups):
-        for rank in (rank for rank in group.ranks if rank.calls is not None):
+        for rank in (rank for rank in group.ranks if rank.host in group.here):
             name = group.name.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
             labels = f'{{group="{name}",id="{group.id}",rank="{rank.rank}",pid="{rank.pid}"}}'
             waits_s = (rank.open or {}).get("age_s") or 0
@@ -165,7 +166,7 @@ def stacks(jobs: list[Job]) -> str:
 
 def _chosen(pid: int | None) -> list[Job]:
     """Returns the jobs of this host, or the one of a process. Raises ValueError if that process does not use tutti."""
-    jobs = _snapshots.jobs(_snapshots.processes())
+    jobs = _snapshots.jobs(_snapshots.read())
     if pid is None:
         return jobs
     of_process = [job for job in jobs if any(process.pid == pid for process in job.processes)]

@@ -40,11 +40,11 @@ int socket_send(int socket, const void *message, size_t bytes, int descriptor)
     return full ? -EAGAIN : 0;
 }
 
-static void receive(void *context, int from, const void *bytes, size_t length)
+static void receive(void *context, int from, unsigned type, const void *bytes, size_t length)
 {
     (void)context;
     (void)from;
-    FUZZ_CHECK(bytes && length <= CHANNEL_BYTES);
+    FUZZ_CHECK(bytes && length <= CHANNEL_BYTES && type < CHANNEL_TYPES);
     calls++;
 }
 static void tick(void *context) { (void)context; }

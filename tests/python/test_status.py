@@ -266,14 +266,15 @@ def snapshot(pid, *groups):
     return _snapshots.Process(f"{pid:032x}", pid, told, stacks="", state="", resident_bytes=1 << 20)
 
 
-def group(rank, *called, state="joined", opened=None, hosts=(0, 0), name="group 0", identity="a1"):
-    """The part of a snapshot for a group of two ranks. called: number of the last call of each rank of host 0."""
+def group(rank, *called, state="joined", opened=None, hosts=(0, 0), name="group 0", identity="a1", elsewhere=()):
+    """The part of a snapshot for a group of two ranks. called: number of the last call of each rank of host 0.
+    elsewhere: what ranks of other hosts have told."""
     here = [{"rank": r, "calls": n, "has_left": False, "call": "barrier"} for r, n in enumerate(called)]
     members = [{"rank": r, "pid": 2**22 + r, "process": f"{2**22 + r:032x}", "host": host, "host_name": f"node{host}"}
                for r, host in enumerate(hosts)]
     return {"name": name, "id": identity, "state": state, "rank": rank, "ranks": 2, "exists_s": 7.25, "host": 0,
             "timeout_s": 30.0, "calls": called[rank] if called else 0, "on_streams": False, "members": members,
-            "here": here, "open": opened, "failure": None}
+            "here": here, "elsewhere": list(elsewhere), "open": opened, "failure": None}
 
 
 def report_of(*processes):
@@ -289,10 +290,24 @@ def test_rank_whose_process_has_ended_is_named():
     assert report.endswith("=> the others wait for rank 1")
 
 
-def test_other_hosts_are_named_where_no_rank_here_is_late():
-    report = report_of(snapshot(2**22, group(0, 3, opened=WAITS, hosts=(0, 1))))
-    assert "2 ranks on 2 hosts" in report and "rank 1    process 4194305  on node1 not known on this host" in report
-    assert report.endswith("=> no rank of this host is late; run tutti status on the other hosts")
+def elsewhere(told_s=0.1, calls=0, **fields):
+    """The answer of rank 1 on another host."""
+    return {"rank": 1, "has_left": False, "told_s": told_s, "calls": calls, "call": "barrier", "place": "",
+            "open": None, "failure": None, **fields}
+
+
+@pytest.mark.parametrize("told", [{"rank": 1, "has_left": False, "told_s": None}, elsewhere(told_s=9.0)])
+def test_ranks_of_other_hosts_that_do_not_answer_are_named(told):
+    report = report_of(snapshot(2**22, group(0, 3, opened=WAITS, hosts=(0, 1), elsewhere=[told])))
+    assert "2 ranks on 2 hosts" in report and "rank 1    process 4194305  on node1 has not answered" in report
+    assert report.endswith("=> no rank that answers is late; rank 1 of other hosts did not answer")
+
+
+def test_late_rank_of_another_host_is_named_with_its_line():
+    told = elsewhere(calls=2, place="train.py:7 (load)")
+    report = report_of(snapshot(2**22, group(0, 3, opened=WAITS, hosts=(0, 1), elsewhere=[told])))
+    assert "rank 1    process 4194305  on node1 last was call 2: barrier, at train.py:7 (load)" in report
+    assert report.endswith("=> the others wait for rank 1")
 
 
 def test_operation_that_all_have_called_is_running():
@@ -323,9 +338,13 @@ def test_messages_that_do_not_meet_are_told_from_those_that_do():
     assert report_of_messages(message("receive", 1, age_s=None), WAITS).endswith("and work on it")
 
 
-def test_peer_on_another_host_is_unknown():
-    report = report_of(snapshot(2**22, group(0, 0, opened=message("receive", 1), hosts=(0, 1))))
-    assert report.endswith("=> no rank of this host is late; run tutti status on the other hosts")
+def test_sender_on_another_host_is_awaited_once_it_has_answered():
+    def report(told):
+        return report_of(snapshot(2**22, group(0, 0, opened=message("receive", 1), hosts=(0, 1), elsewhere=[told])))
+
+    assert report(elsewhere(told_s=None)).endswith("rank 1 of other hosts did not answer")
+    assert report(elsewhere()).endswith("=> the others wait for rank 1")
+    assert report(elsewhere(open=message("send", 0))).endswith("=> all have made the call, and work on it")
 
 
 def test_ranks_that_wait_in_different_groups_name_them():

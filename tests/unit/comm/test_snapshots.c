@@ -104,6 +104,25 @@ static void test_waiting_rank_shows_its_receive(void **state)
     (void)state;
     world_threads(2, NULL, wait_in_receive, NULL);
 }
+/* Rank 1, on another host, waits in a collective until rank 0 has seen this. No program tells its place. */
+static void wait_on_another_host(struct rank *me)
+{
+    float x = 1;
+    if (me->rank == 0) {
+        char *snapshot = snapshot_await("\"place\": \"\", \"open\": {\"kind\": \"collective\", \"age_s\": ");
+        REQUIRE(strstr(snapshot, "\"elsewhere\": [{\"rank\": 1, \"has_left\": false, \"told_s\": "));
+        REQUIRE(strstr(snapshot, "\"calls\": 1, \"call\": \"allreduce(1 x float32, sum, algorithm "));
+        free(snapshot);
+    }
+    REQUIRE(tutti_all_reduce(&x, &x, 1, TUTTI_FLOAT32, TUTTI_SUM, me->comm, NULL) == TUTTI_OK);
+    if (me->rank == 0) free(snapshot_await("\"calls\": 1, \"call\": \"allreduce(1 x float32, sum, algorithm "));
+    world_meet(me);
+}
+static void test_rank_of_another_host_tells_its_state(void **state)
+{
+    (void)state;
+    world_threads_on("2", 2, NULL, wait_on_another_host, NULL);
+}
 static void abort_the_group(struct rank *me)
 {
     if (me->rank == 0) REQUIRE(tutti_comm_abort(me->comm) == TUTTI_OK);
@@ -202,21 +221,21 @@ static void *tell_place(void *callers)
     return NULL;
 }
 /* Asks a process for the place of its program. */
-static void ask_place(const struct identity *process, int64_t deadline_ms, char *out, size_t bytes)
+static void ask_place(const struct identity *process, int64_t deadline_ms, char out[PLACE_BYTES])
 {
-    snapshot_receive_place(snapshot_ask(process->nonce), deadline_ms, out, bytes);
+    snapshot_receive_place(snapshot_ask(process->nonce), deadline_ms, out);
 }
 /* Asks this process `callers` times while a thread of it answers. */
 static void ask_telling_program(const struct identity *self, int callers)
 {
-    char place[64];
+    char place[PLACE_BYTES];
     pthread_t thread;
     pthread_create(&thread, NULL, tell_place, &callers);
-    do ask_place(self, INT64_MAX, place, sizeof place);
+    do ask_place(self, INT64_MAX, place);
     while (!*place);
     for (int i = 1; i < callers; i++) {
         assert_string_equal(place, "train.py:7 (step)");
-        ask_place(self, INT64_MAX, place, sizeof place);
+        ask_place(self, INT64_MAX, place);
     }
     assert_string_equal(place, "train.py:7 (step)");
     pthread_join(thread, NULL);
@@ -224,17 +243,17 @@ static void ask_telling_program(const struct identity *self, int callers)
 static void test_program_tells_its_place(void **state)
 {
     struct identity self;
-    char place[64];
+    char place[PLACE_BYTES];
     (void)state;
     assert_int_equal(tutti_await_status_caller(NULL), TUTTI_INVALID_ARGUMENT);
     assert_int_equal(peers_acquire(&self), TUTTI_OK);
     snapshots_set_writer(snapshot_write_process);
     ask_telling_program(&self, 3);
     /* The thread of the program does not come back. */
-    ask_place(&self, clock_ms() + 20, place, sizeof place);
+    ask_place(&self, clock_ms() + 20, place);
     assert_string_equal(place, "");
     peers_release();
-    ask_place(&self, INT64_MAX, place, sizeof place);
+    ask_place(&self, INT64_MAX, place);
     assert_string_equal(place, "");
 }
 static void test_oldest_of_many_callers_gets_no_place(void **state)
@@ -287,6 +306,7 @@ int test_snapshots(void)
         cmocka_unit_test(test_waiting_rank_shows_its_collective),
         cmocka_unit_test(test_waiting_rank_shows_its_receive),
         cmocka_unit_test(test_message_without_a_waiting_thread_has_no_age),
+        cmocka_unit_test(test_rank_of_another_host_tells_its_state),
         cmocka_unit_test(test_failed_group_shows_its_failure),
         cmocka_unit_test(test_rank_that_is_joining_is_shown),
         cmocka_unit_test(test_text_is_cut_to_the_buffer),

@@ -24,13 +24,13 @@ struct inbox {
     bool ordered, slow;
     pthread_t thread;
 };
-static void inbox_receive(void *context, int from, const void *bytes, size_t length)
+static void inbox_receive(void *context, int from, unsigned type, const void *bytes, size_t length)
 {
     struct inbox *received = context;
     struct body body;
     REQUIRE(length == sizeof body && !atomic_load(&received->lost));
     memcpy(&body, bytes, sizeof body);
-    REQUIRE(body.from == from);
+    REQUIRE(body.from == from && body.type == (int)type);
     if (received->slow) sleep_ms(50);
     if (!atomic_load(&received->count)) received->first = body, received->ordered = true;
     if (body.value != END && body.value < received->last[body.type].value) received->ordered = false;
@@ -287,9 +287,9 @@ static struct {
     struct channel *channel;
     _Atomic bool called, closes;
 } sender;
-static void receive_and_send(void *context, int from, const void *bytes, size_t length)
+static void receive_and_send(void *context, int from, unsigned type, const void *bytes, size_t length)
 {
-    (void)context, (void)bytes, (void)length;
+    (void)context, (void)type, (void)bytes, (void)length;
     atomic_store(&sender.called, true);
     while (!atomic_load(&sender.closes)) sleep_ms(1);
     /* By now channel_close waits for this call. */

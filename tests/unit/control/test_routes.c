@@ -89,9 +89,10 @@ static _Atomic int received[MOST], echoed[MOST], farewells[MOST];
 static void send_value(int to, unsigned word, int value) { channel_send(channel, to, word, &value, sizeof value); }
 /* Held while the channel opens, so that `receive`, which may be called meanwhile, finds `channel` set. */
 static pthread_mutex_t opening = PTHREAD_MUTEX_INITIALIZER;
-static void receive(void *context, int from, const void *bytes, size_t length)
+static void receive(void *context, int from, unsigned type, const void *bytes, size_t length)
 {
     int value;
+    (void)type;
     pthread_mutex_lock(&opening);
     pthread_mutex_unlock(&opening);
     REQUIRE(context == peers && length == sizeof value && from >= 0 && from < size && from != rank);

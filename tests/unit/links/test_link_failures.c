@@ -15,11 +15,11 @@
 
 static const unsigned char token[16] = "one token";
 struct inbox { _Atomic int count, last; };
-static void inbox_receive(void *context, int from, const void *bytes, size_t length)
+static void inbox_receive(void *context, int from, unsigned type, const void *bytes, size_t length)
 {
     struct inbox *received = context;
     int value;
-    (void)from, (void)length;
+    (void)from, (void)type, (void)length;
     memcpy(&value, bytes, sizeof value);
     atomic_store(&received->last, value);
     atomic_fetch_add(&received->count, 1);

@@ -117,12 +117,13 @@ static void test_connection_and_link_to_one_process_are_two_peers(void **state)
 /* ---- channels ---- */
 /* The messages that have arrived: their number, the last value of each type, and whether those of each type rose. */
 struct inbox { _Atomic int count, last[3]; bool ordered; };
-static void inbox_receive(void *context, int from, const void *bytes, size_t length)
+static void inbox_receive(void *context, int from, unsigned type, const void *bytes, size_t length)
 {
     struct inbox *received = context;
     int value;
     REQUIRE(from == 1 - rank && length == 1024);
     memcpy(&value, bytes, sizeof value);
+    REQUIRE(type == (unsigned)value % 3);
     received->ordered &= value > atomic_load(&received->last[value % 3]);
     atomic_store(&received->last[value % 3], value);
     atomic_fetch_add(&received->count, 1);
