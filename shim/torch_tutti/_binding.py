@@ -14,6 +14,8 @@ from typing import Mapping, MutableMapping
 from torch_tutti import _log
 
 VARIABLE = "TUTTI_BIND"
+# The process that has been warned, if there was a reason.
+_checked_process = 0
 
 
 def cores(allowed: set[int], devices: Path = Path("/sys/devices/system")) -> list[list[int]]:
@@ -45,10 +47,22 @@ def plan(every_core: list[list[int]], ranks: int) -> list[list[int]]:
 
 
 def check(environment: Mapping[str, str] = os.environ) -> None:
-    """Raises ValueError for a value of TUTTI_BIND other than "cores"."""
+    """Raises ValueError for a value of TUTTI_BIND other than "cores". For the first group of a process, warns if this
+    has bound nothing, and if torch has more threads than this process has cores."""
+    global _checked_process
     wanted = environment.get(VARIABLE, "")
     if wanted not in ("", "cores"):
         raise ValueError(f"{VARIABLE}={wanted} is unknown; the only value is cores")
+    if _checked_process == os.getpid():
+        return
+    _checked_process = os.getpid()
+    if wanted and "LOCAL_RANK" not in environment:
+        _log.write("warn", f"{VARIABLE} binds only ranks that torchrun or another launcher starts with LOCAL_RANK and "
+                           "LOCAL_WORLD_SIZE set; this process is not bound")
+    threads, allowed = sys.modules["torch"].get_num_threads(), len(os.sched_getaffinity(0))
+    if threads > allowed:
+        _log.write("warn", f"torch computes with {threads} threads, but this process may run on {allowed} cores only, "
+                           f"so the threads wait for one another: set OMP_NUM_THREADS={allowed}")
 
 
 def bind(environment: MutableMapping[str, str] = os.environ) -> None:

@@ -103,6 +103,23 @@ def test_command_binds():
     assert "TUTTI_BIND binds the local ranks to cores, 0: " in bound.stderr
 
 
+GROUP = "import torch.distributed as dist\nfor i in 0, 1: dist.init_process_group('tutti', store=dist.HashStore(), " \
+        "rank=0, world_size=1, group_name=str(i)); dist.destroy_process_group()\n"
+
+
+def test_process_without_a_launcher_is_told_that_it_is_not_bound():
+    done = started(GROUP, TUTTI_BIND="cores")
+    assert done.stderr.count("warn: TUTTI_BIND binds only ranks that torchrun or another launcher starts") == 1
+
+
+def test_more_threads_than_cores_are_a_warning():
+    core = min(os.sched_getaffinity(0))
+    command = ["taskset", "-c", str(core), sys.executable, "-c"]
+    text = "warn: torch computes with 3 threads, but this process may run on 1 cores only"
+    assert started("import torch; torch.set_num_threads(3)\n" + GROUP, command).stderr.count(text) == 1
+    assert started(GROUP, command, OMP_NUM_THREADS="1").stderr == ""
+
+
 def test_unknown_value_is_an_error_when_a_group_is_made(tmp_path):
     program = ("import torch.distributed as dist\n"
                f"try: dist.init_process_group('tutti', init_method='file://{tmp_path}/store', rank=0, world_size=1)\n"
