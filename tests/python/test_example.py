@@ -3,6 +3,7 @@ gloo, and ends cleanly on Ctrl-C. In two tests the program itself starts torchru
 is loaded already."""
 import importlib.metadata
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -30,6 +31,14 @@ pytestmark = pytest.mark.skipif(not installed(), reason="torch-tutti is not inst
 SCRIPT = ROOT / "examples/train_gpt.py"
 sys.path.append(str(SCRIPT.parent))
 import train_gpt  # noqa: E402
+
+
+def test_network_policy_admits_the_ports_of_the_job():
+    text = (ROOT / "examples/kubernetes.yaml").read_text()
+    admitted = re.findall(r"\{protocol: TCP, port: (\d+)(?:, endPort: (\d+))?\}", text)
+    assert admitted == [(re.search(r"--master-port (\d+)", text)[1], ""),
+                        re.search(r"TUTTI_PORTS, value: (\d+)-(\d+)", text).groups()]
+    assert text.count("TCP") == 2
 
 
 def options(*arguments):
