@@ -10,6 +10,7 @@
 #include <ifaddrs.h>
 #include <net/if.h>
 #include <netdb.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -115,7 +116,30 @@ const struct interface *interface_choose(const struct interface *table, int coun
     }
 }
 
+const struct interface *interface_find_faster(const struct interface *table, int count, const struct interface *chosen)
+{
+    const struct interface *fastest = NULL;
+    for (int i = 0; i < count; i++) {
+        const struct sock_address *contact = &table[i].contact;
+        if (!table[i].up || sock_address_is_loopback(contact) || sock_address_is_link_local(contact)) continue;
+        if (!fastest || table[i].speed > fastest->speed) fastest = &table[i];
+    }
+    return fastest && chosen->speed > 0 && fastest->speed / 2 >= chosen->speed ? fastest : NULL;
+}
+
 /* ---- the system's table ---- */
+/* Returns the speed of an interface in Mbit/s, or 0 if the kernel does not know it. */
+static int interface_read_speed(const char *name)
+{
+    char path[64];
+    int speed = 0;
+    snprintf(path, sizeof path, "/sys/class/net/%s/speed", name);
+    FILE *file = fopen(path, "re");
+    if (!file) return 0;
+    if (fscanf(file, "%d", &speed) != 1 || speed < 0) speed = 0;
+    fclose(file);
+    return speed;
+}
 /* Lists the interfaces of this host with their addresses. The caller frees the table. */
 static tutti_status interface_read_table(struct interface **out, int *count)
 {
@@ -136,6 +160,7 @@ static tutti_status interface_read_table(struct interface **out, int *count)
     }
     freeifaddrs(all);
     if (!table) return status_fail(TUTTI_NO_MEMORY, "no memory for the network interfaces");
+    for (int i = 0; i < found; i++) table[i].speed = interface_read_speed(table[i].name);
     *out = table;
     *count = found;
     return TUTTI_OK;
@@ -205,13 +230,35 @@ tutti_status interface_find_address(const char *names, const char *store_host, s
     free(table);
     return status;
 }
+/* Returns the entry with that address, or NULL. */
+static const struct interface *interface_find(const struct interface *table, int count, const struct sock_address *contact)
+{
+    int i = 0;
+    while (i < count && !sock_address_equal(&table[i].contact, contact)) i++;
+    return i < count ? &table[i] : NULL;
+}
 void interface_find_name(const struct sock_address *contact, char out[INTERFACE_NAME_BYTES])
 {
     struct interface *table;
     int count;
     out[0] = 0;
     if (interface_read_table(&table, &count) != TUTTI_OK) return;
-    for (int i = 0; i < count && !out[0]; i++)
-        if (sock_address_equal(&table[i].contact, contact)) memcpy(out, table[i].name, INTERFACE_NAME_BYTES);
+    const struct interface *found = interface_find(table, count, contact);
+    if (found) memcpy(out, found->name, INTERFACE_NAME_BYTES);
+    free(table);
+}
+void interface_warn_if_slow(const struct sock_address *contact)
+{
+    static atomic_bool has_warned;
+    struct interface *table;
+    int count;
+    if (atomic_load(&has_warned) || interface_read_table(&table, &count) != TUTTI_OK) return;
+    const struct interface *chosen = interface_find(table, count, contact);
+    const struct interface *faster = chosen ? interface_find_faster(table, count, chosen) : NULL;
+    if (faster && !atomic_exchange(&has_warned, true))
+        LOG(WARN,
+            "%s (%d Mbit/s) leads to the other hosts, but %s of this host has %d Mbit/s: to use it, give "
+            "--master-addr an address of its network, or set TUTTI_SOCKET_IFNAME=%s",
+            chosen->name, chosen->speed, faster->name, faster->speed, faster->name);
     free(table);
 }

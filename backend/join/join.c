@@ -209,8 +209,12 @@ static tutti_status join_place_ranks(tutti_comm *comm)
     TRY(hosts_create_layout(group, &layout));
     comm_set_layout(comm, layout);
     if (!group_uses_links(group)) return TUTTI_OK;
-    interface_find_name(&group->members[group->rank].contact, group->interface);
-    return members_check_addresses(group);
+    const struct member *mine = &group->members[group->rank];
+    interface_find_name(&mine->contact, group->interface);
+    TRY(members_check_addresses(group));
+    bool is_first_here = group_index_of_rank(group, group->rank) == 0;
+    if (is_first_here && !mine->simulates && !*settings_get()->socket_ifname) interface_warn_if_slow(&mine->contact);
+    return TUTTI_OK;
 }
 /* Maps the segment of this host's ranks. */
 static tutti_status join_map_host(const struct group *group, int64_t deadline_ms, struct mapping **out)

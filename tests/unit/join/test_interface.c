@@ -98,6 +98,26 @@ static void test_loopback_is_used_only_if_named(void **state)
     assert_string_equal(name, "lo");
 }
 /* An address of this machine leads to its own interface. */
+/* Returns the name of the interface that is faster than eth0 with that speed, or "none". */
+static const char *find_faster(int speed, const char *other, int other_speed, const char *address, bool up)
+{
+    struct interface table[] = { row("eth0", "10.0.0.1", true), row("lo", "127.0.0.1", true), row(other, address, up) };
+    table[0].speed = speed;
+    table[2].speed = other_speed;
+    const struct interface *faster = interface_find_faster(table, 3, &table[0]);
+    return faster ? (faster == &table[2] ? other : "wrong") : "none";
+}
+static void test_faster_interface_is_found(void **state)
+{
+    (void)state;
+    assert_string_equal(find_faster(1000, "ib0", 100000, "10.1.0.1", true), "ib0");
+    assert_string_equal(find_faster(1000, "eth1", 2000, "10.1.0.1", true), "eth1");
+    assert_string_equal(find_faster(1000, "eth1", 1999, "10.1.0.1", true), "none");
+    assert_string_equal(find_faster(0, "ib0", 100000, "10.1.0.1", true), "none");
+    assert_string_equal(find_faster(1000, "ib0", 100000, "10.1.0.1", false), "none");
+    assert_string_equal(find_faster(1000, "ib0", 100000, "fe80::1b", true), "none");
+    assert_string_equal(find_faster(1000, "lo1", 100000, "127.0.0.2", true), "none");
+}
 static void test_interface_to_the_store_is_used(void **state)
 {
     struct sock_address here, found;
@@ -125,6 +145,7 @@ int test_interface(void)
         cmocka_unit_test(test_unknown_name_is_an_error),
         cmocka_unit_test(test_loopback_is_used_only_if_named),
         cmocka_unit_test(test_interface_to_the_store_is_used),
+        cmocka_unit_test(test_faster_interface_is_found),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
