@@ -233,12 +233,13 @@ static void agree_remove_peer(struct agree *agree, int peer, int flag)
     flags_set(&p->flags, flag);
     if (agree->layout.speakers[host] == peer) agree_replace_speaker(agree, host, peer);
 }
-void agree_on_peer_lost(struct agree *agree, int peer)
+void agree_on_peer_lost(struct agree *agree, int peer, const char *detail)
 {
     if (peer == agree->layout.rank) return;
     bool known = agree_peer_is_gone(agree, peer);
     agree_remove_peer(agree, peer, LOST);
     struct agree_cause cause = agree_make_cause(agree, AGREE_LOST, TUTTI_PEER_LOST, peer, agree->ended + 1);
+    memcpy(cause.detail, detail, strnlen(detail, sizeof cause.detail - 1));
     if (!known) agree_report_cause(agree, &cause);
 }
 void agree_on_peer_left(struct agree *agree, int peer, uint64_t last)

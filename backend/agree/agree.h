@@ -180,8 +180,9 @@ void agree_on_decision_record(struct agree *agree, const struct agree_cause *rec
 /* Reports a decoded message of a rank of another host. */
 void agree_handle_message(struct agree *agree, int peer, const struct agree_message *message);
 /* Reports a rank of any host as lost: its process has died, its link broke or carried an invalid message, or no link to
-   it can be opened. The caller first ends all operations that can still end. */
-void agree_on_peer_lost(struct agree *agree, int peer);
+   it can be opened. The caller first ends all operations that can still end. `detail` is a text of the engine for the
+   cause, or empty. */
+void agree_on_peer_lost(struct agree *agree, int peer, const char *detail);
 /* Reports that a rank has left, after operation `last`. Ranks of this host send no BYE, but set a word in the
    segment. */
 void agree_on_peer_left(struct agree *agree, int peer, uint64_t last);

@@ -168,12 +168,14 @@ static void agreement_send_all(struct agreement *agreement)
 /* Passes the recorded deaths of ranks to the agree object. Called with the lock. */
 static void agreement_accept_deaths_locked(struct agreement *agreement)
 {
+    char why[AGREE_DETAIL_BYTES];
     atomic_store(&agreement->has_lost, false);
     for (int r = 0; r < agreement_get_group(agreement)->size; r++) {
         if (!agreement->has_died[r]) continue;
         agreement->has_died[r] = false;
         /* The object ignores the death of a rank that has left. */
-        agree_on_peer_lost(&agreement->agree, r);
+        error_text_of_lost_link(agreement_get_group(agreement), r, why, sizeof why);
+        agree_on_peer_lost(&agreement->agree, r, why);
     }
 }
 /* Carries out the requests of the agree object after an input: accepts recorded deaths, writes records, sends messages,

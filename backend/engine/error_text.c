@@ -4,6 +4,7 @@
 #include "backend/base/dtype.h"
 #include "backend/collectives/collectives.h"
 #include "backend/engine/launch.h"
+#include "backend/links/links.h"
 #include <stdio.h>
 #include <string.h>
 
@@ -103,15 +104,31 @@ void error_text_of_disagreement(const struct group *group, int rank, const struc
             ? ", with tensors of the same strides: use tensor.contiguous() on all ranks"
             : "");
 }
+enum { REMEDY_BYTES = 96 };
+/* Writes what a user can do without a rank that is lost. Returns `out`. */
+static const char *error_text_of_remedy(const struct group *group, int lost, char out[REMEDY_BYTES])
+{
+    if (!group->is_reconfigurable) return "destroy this group and make a new one without it";
+    snprintf(out, REMEDY_BYTES, "reconfigure this group without rank %d (docs/fault-tolerance.md) or make a new one",
+        lost);
+    return out;
+}
 void error_text_of_death(const struct group *group, int dead, int seer, const char *where, char *out, size_t bytes)
 {
     const struct member *m = &group->members[dead];
-    char remedy[96] = "destroy this group and make a new one without it";
-    if (group->is_reconfigurable)
-        snprintf(remedy, sizeof remedy,
-            "reconfigure this group without rank %d (docs/fault-tolerance.md) or make a new one", dead);
+    char remedy[REMEDY_BYTES];
     snprintf(out, bytes, "rank %d of %s (process %llu on %.40s) died, seen by rank %d%s; %s", dead, group->name,
-        (unsigned long long)m->identity.pid, m->identity.host, seer, where, remedy);
+        (unsigned long long)m->identity.pid, m->identity.host, seer, where, error_text_of_remedy(group, dead, remedy));
+}
+void error_text_of_lost_link(const struct group *group, int lost, char *out, size_t bytes)
+{
+    const struct member *m = &group->members[lost];
+    char remedy[REMEDY_BYTES], why[ERROR_TEXT_BYTES];
+    out[0] = 0;
+    if (!link_describe_loss(group->peers[lost], why, sizeof why)) return;
+    snprintf(out, bytes, "rank %d of %s (process %llu on %.40s) is out of reach of rank %d, %s; %s", lost, group->name,
+        (unsigned long long)m->identity.pid, m->identity.host, group->rank, why,
+        error_text_of_remedy(group, lost, remedy));
 }
 void error_text_of_leaving(const struct group *group, int gone, int waiter, const char *where, char *out, size_t bytes)
 {

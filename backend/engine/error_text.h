@@ -16,6 +16,9 @@ void error_text_of_window(const struct operation *op, char *out, size_t bytes);
 /* Describes the death of rank `dead`, which rank `seer` has detected. `where` is " in" and the operation of that rank,
    or empty. */
 void error_text_of_death(const struct group *group, int dead, int seer, const char *where, char *out, size_t bytes);
+/* Describes why the link to a lost rank of another host has ended or could not be opened. Writes an empty text if the
+   rank's process has ended, as far as is known. */
+void error_text_of_lost_link(const struct group *group, int lost, char *out, size_t bytes);
 /* Describes that rank `gone` has destroyed its communicator while rank `waiter` waits for it. `where` is " in" and the
    operation of the waiting rank, or empty. */
 void error_text_of_leaving(const struct group *group, int gone, int waiter, const char *where, char *out, size_t bytes);

@@ -231,7 +231,8 @@ tutti_status interface_find_address(const char *names, const char *store_host, s
     return status;
 }
 /* Returns the entry with that address, or NULL. */
-static const struct interface *interface_find(const struct interface *table, int count, const struct sock_address *contact)
+static const struct interface *interface_find(const struct interface *table, int count,
+    const struct sock_address *contact)
 {
     int i = 0;
     while (i < count && !sock_address_equal(&table[i].contact, contact)) i++;

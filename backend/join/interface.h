@@ -24,8 +24,8 @@ const struct interface *interface_choose(const struct interface *table, int coun
    (or NULL) is used. If that is unknown or loopback, interface_choose decides. The family of *out is 0 if no address
    is found. */
 tutti_status interface_find_address(const char *names, const char *store_host, struct sock_address *out);
-/* Returns the fastest interface that other hosts could reach and that has at least twice the speed of the chosen one; or
-   NULL, also if the speed of the chosen one is unknown. */
+/* Returns the fastest interface that other hosts could reach, if it has at least twice the speed of the chosen one.
+   Returns NULL otherwise, and if the speed of the chosen one is unknown. */
 const struct interface *interface_find_faster(const struct interface *table, int count, const struct interface *chosen);
 /* Warns, once in a process, that the interface with that address is slower than another one of this host. */
 void interface_warn_if_slow(const struct sock_address *contact);

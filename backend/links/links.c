@@ -10,6 +10,7 @@
 #include "backend/links/tcp.h"
 #include <assert.h>
 #include <errno.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -106,6 +107,21 @@ static const char *link_error_reason(int error)
     default: return strerror(-error);
     }
 }
+/* Returns true if the link ended in the way in which a process that ends closes it. */
+static bool link_was_closed(const struct link *link)
+{
+    return link->was_open && (link->error == 0 || link->error == -ECONNRESET || link->error == -EPIPE);
+}
+static bool link_is_unreachable(const struct link *link)
+{
+    return link->error == -ETIMEDOUT || link->error == -EHOSTUNREACH || link->error == -ENETUNREACH;
+}
+/* Returns the text of the reason why an open link has ended, or another one was not opened. */
+static const char *link_reason(const struct link *link)
+{
+    bool host_is_silent = link->was_open && link_is_unreachable(link);
+    return host_is_silent ? "its host has stopped answering" : link_error_reason(link->error);
+}
 /* Fails with the reason why a link ended, or never opened. `here` is where this process listens. */
 static tutti_status link_explain_error(const struct identity *other, const struct link *link,
     const struct sock_address *here)
@@ -114,15 +130,29 @@ static tutti_status link_explain_error(const struct identity *other, const struc
     unsigned long long pid = other->pid;
     sock_address_print(&link->at, at);
     sock_address_print(link->from.family ? &link->from : here, from);
-    if (link->was_open && (link->error == 0 || link->error == -ECONNRESET || link->error == -EPIPE))
+    if (link_was_closed(link))
         return status_fail(TUTTI_PEER_LOST, "process %llu on %.40s (%s) is gone", pid, other->host, at);
     bool is_silent = link->error == 0 || link->error == -ETIMEDOUT || link->error == -EALREADY;
-    bool is_unreachable = link->error == -ETIMEDOUT || link->error == -EHOSTUNREACH || link->error == -ENETUNREACH;
     if (link->was_open)
         return status_fail(TUTTI_PEER_LOST, "the link from %s to process %llu on %.40s at %s has ended: %s", from, pid,
-            other->host, at, is_unreachable ? "its host has stopped answering" : link_error_reason(link->error));
+            other->host, at, link_reason(link));
     return status_fail(is_silent ? TUTTI_TIMEOUT : TUTTI_SYSTEM, "no link from %s to process %llu on %.40s at %s: %s",
-        from, pid, other->host, at, link_error_reason(link->error));
+        from, pid, other->host, at, link_reason(link));
+}
+bool link_describe_loss(const struct peer *peer, char *out, size_t bytes)
+{
+    char at[SOCK_ADDRESS_TEXT_BYTES], from[SOCK_ADDRESS_TEXT_BYTES];
+    out[0] = 0;
+    if (!peer || !peer->link) return false;
+    pthread_mutex_lock(&registry.lock);
+    struct link link = *peer->link;
+    struct sock_address here = link.from.family ? link.from : links.at;
+    bool is_lost = peer->state == LOST;
+    pthread_mutex_unlock(&registry.lock);
+    if (!is_lost || link_was_closed(&link) || link.error == -ECONNREFUSED) return false;
+    snprintf(out, bytes, "from %s to %s: %s", sock_address_print(&here, from), sock_address_print(&link.at, at),
+        link_reason(&link));
+    return true;
 }
 tutti_status link_await(struct peer *peer, int64_t deadline_ms)
 {

@@ -21,6 +21,9 @@ tutti_status link_acquire(const struct identity *other, const struct key_id *key
 /* Waits until the link is open, and connects it if needed. TIMEOUT, PEER_LOST, SYSTEM: the text gives both addresses,
    the reason and what to check (a firewall, another interface). */
 tutti_status link_await(struct peer *peer, int64_t deadline_ms);
+/* Writes why a lost process is out of reach, as in "from 10.0.0.1:4000 to 10.0.0.2:5000: no answer: …". Returns false
+   if the process has ended, as far as is known, or is on this host, or is not lost. NULL: a process of this host. */
+bool link_describe_loss(const struct peer *peer, char *out, size_t bytes);
 /* Returns half of the least round trip to that host in ns, which the kernel has measured on the open link. Returns 0 if
    it is unknown. */
 double link_one_way_ns(const struct peer *peer);

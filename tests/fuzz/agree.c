@@ -59,7 +59,7 @@ static void take_step(struct input *in, struct agree *a)
         if (a->ended < a->begun) agree_try_end_operation(a, a->ended + 1);
         break;
     case FAILS: agree_report_cause(a, &cause); break;
-    case LOSES: agree_on_peer_lost(a, peer); break;
+    case LOSES: agree_on_peer_lost(a, peer, ""); break;
     case LEAVES:
         if (number == 0) agree_leave(a);
         break;

@@ -45,6 +45,26 @@ def test_error_of_closed_ports_names_the_setting(fresh, firewall):
     assert any("firewall" in outcome.text and "TUTTI_PORTS" in outcome.text for outcome in outcomes), outcomes
 
 
+def send_between_hosts(world):
+    if world.rank == 1:
+        dist.send(torch.ones(1), 3)
+    if world.rank == 3:
+        dist.recv(torch.ones(1), 1)
+    dist.barrier()
+
+
+def test_error_of_a_firewall_that_comes_later_names_the_setting(lab, fresh):
+    """Ranks 1 and 3 connect at their first message."""
+    some = fresh(0, 0, 1, 1, environment={"TUTTI_TRANSPORT": "tcp"})
+    lab.hosts.close_ports(1, *CLOSED)
+    outcomes = some.outcomes(send_between_hosts)
+    lab.hosts.plain(1)
+    texts = [outcome.text for outcome in outcomes]
+    assert all(outcome.failed for outcome in outcomes), texts
+    assert all("is out of reach of rank" in text and "a firewall closes this port (see TUTTI_PORTS)" in text
+               for text in texts), texts
+
+
 def test_used_up_range_is_an_error_on_all(fresh):
     """One port for two ranks of a host: the second to come cannot have it."""
     outcomes = fresh(1, 1, 0, joined=False, timeout_s=20, environment=settings("tcp", (17000, 17000))).joined

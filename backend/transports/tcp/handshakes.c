@@ -272,6 +272,13 @@ tutti_status tcp_connect(struct fabric *fabric, const unsigned char process[16],
     else *out = &endpoint->base;
     return status;
 }
+/* Returns the reason for which an attempt failed with an errno. */
+static const char *tcp_connect_reason(int error)
+{
+    bool is_silent = error == ETIMEDOUT || error == EHOSTUNREACH;
+    return is_silent ? "no answer: a firewall closes its port (see TUTTI_PORTS), or its host is out of reach"
+                     : strerror(error);
+}
 /* Ends this process's own attempt. If there is a rival connection, the endpoint opens by it, else the endpoint ends. */
 static void tcp_connect_fail(struct fabric *fabric, struct tcp_endpoint *endpoint, const char *why)
 {
@@ -331,7 +338,7 @@ void tcp_connect_advance(struct fabric *fabric, struct tcp_endpoint *endpoint)
 {
     if (!endpoint->has_connected) {
         int error = tcp_socket_error(endpoint->handle.descriptor);
-        if (error) tcp_connect_fail(fabric, endpoint, strerror(error));
+        if (error) tcp_connect_fail(fabric, endpoint, tcp_connect_reason(error));
         else if (socket_handle_watch(fabric, &endpoint->handle, EPOLLIN) != TUTTI_OK)
             tcp_connect_fail(fabric, endpoint, "epoll cannot watch it");
         endpoint->has_connected = !error;
@@ -347,7 +354,7 @@ void tcp_connect_advance(struct fabric *fabric, struct tcp_endpoint *endpoint)
 /* Fails an attempt that takes too long, or starts the next one if it is due. */
 static void tcp_connect_check_time(struct fabric *fabric, struct tcp_endpoint *endpoint, int64_t now_ms)
 {
-    if (now_ms - endpoint->since_ms >= CONNECT_MS) tcp_connect_fail(fabric, endpoint, strerror(ETIMEDOUT));
+    if (now_ms - endpoint->since_ms >= CONNECT_MS) tcp_connect_fail(fabric, endpoint, tcp_connect_reason(ETIMEDOUT));
     else if (endpoint->reconnect_ms && now_ms >= endpoint->reconnect_ms
         && tcp_endpoint_connect(fabric, endpoint) != TUTTI_OK)
         tcp_connect_fail(fabric, endpoint, closed);

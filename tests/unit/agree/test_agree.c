@@ -402,7 +402,7 @@ static void test_error_of_a_rank_precedes_its_loss(void **state)
     (void)state;
     abort_group(1);
     /* Rank 0 learns of the loss of rank 1 before the message of rank 1 arrives. */
-    agree_on_peer_lost(&w.ranks[0], 1);
+    agree_on_peer_lost(&w.ranks[0], 1, "");
     rank_write_records(0);
     time_pass(BEGIN_MS + 100);
     for (int r = 0; r < RANKS; r++) assert_int_equal(w.ranks[r].held.kind, AGREE_ABORTED);
@@ -449,7 +449,10 @@ static void test_death_of_a_host_is_reported_on_the_other(void **state)
     (void)state;
     w.stopped[1] = w.stopped[3] = true;
     for (int r = 0; r < RANKS; r += 2)
-        for (int dead = 1; dead < RANKS; dead += 2) { agree_on_peer_lost(&w.ranks[r], dead); rank_write_records(r); }
+        for (int dead = 1; dead < RANKS; dead += 2) {
+            agree_on_peer_lost(&w.ranks[r], dead, "");
+            rank_write_records(r);
+        }
     time_pass(BEGIN_MS + 100);
     for (int r = 0; r < RANKS; r += 2) {
         assert_over(r, 5);

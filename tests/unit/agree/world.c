@@ -336,7 +336,7 @@ static void deliver(struct world *w, int p, int q, bool drop, FILE *log)
     if (w->link[p][q] != CLOSED || w->count[p][q]) return;
     /* I5: the loss of the link after BYE is no death. */
     w->link[p][q] = NOTICED;
-    agree_on_peer_lost(&w->object[q], p);
+    agree_on_peer_lost(&w->object[q], p, "");
 }
 static void end_links(struct world *w, int r, enum link how)
 {
@@ -418,7 +418,7 @@ static const char *perform(struct world *w, const struct scenario *s, struct eve
     case DELIVER: deliver(w, e.a, e.b, false, log); break;
     case NOTICE:
         w->link[e.a][e.b] = NOTICED;
-        agree_on_peer_lost(&w->object[e.b], e.a);
+        agree_on_peer_lost(&w->object[e.b], e.a, "");
         break;
     case ASK_TIMER:
     case SUSPECT_TIMER:
