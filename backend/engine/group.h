@@ -7,9 +7,10 @@
 #include "backend/memory/shared_table.h"
 #include "backend/schedule/schedule.h"
 
+enum { GROUP_NAME_BYTES = 32 };
 struct group {
     int rank, size;
-    char name[32];
+    char name[GROUP_NAME_BYTES];
     /* The process_generation of the process that joined. */
     unsigned generation;
     /* The id of the key that the group's processes prove to each other that they know. */

@@ -67,6 +67,7 @@ bool rank_state_check(struct rank_state *state, int size)
     text_make_printable(state->call, sizeof state->call);
     text_make_printable(state->failure, sizeof state->failure);
     text_make_printable(state->place, sizeof state->place);
+    text_make_printable(state->waits_in, sizeof state->waits_in);
     return state->kind <= ACTIVITY_WINDOW && state->peer >= -1 && state->peer < size && state->age_ms >= -1;
 }
 

@@ -27,8 +27,11 @@ struct rank_state {
     /* The line of the program that the rank's process runs, or empty; place_is_due: the program has not told it yet. */
     char place[PLACE_BYTES];
     uint32_t place_is_due;
+    /* Another group in which a thread of the rank's process waits, or empty. */
+    char waits_in[GROUP_NAME_BYTES];
 };
-/* Reads the state of this rank, without its place. Any thread; the communicator has joined its group. */
+/* Reads the state of this rank, without its place and without waits_in. Any thread; the communicator has joined its
+   group. */
 void rank_state_read(const tutti_comm *comm, struct rank_state *out);
 /* Copies the newest declaration of the rank with this index on this host. Returns false if it has called no collective.
    The copy may be mixed of two calls if the rank is not waiting. */

@@ -45,12 +45,21 @@ bool remote_states_find(struct remote_states *states, int rank, int64_t since_ms
     pthread_mutex_unlock(&states->lock);
     return has_answered;
 }
+/* A search for a group, other than that of `except`, in which a thread of this process waits, and its name. */
+struct waiting_search { const tutti_comm *except; char *name; };
+static void waiting_search_visit(const tutti_comm *comm, void *context)
+{
+    const struct waiting_search *search = context;
+    if (comm == search->except || !atomic_load_explicit(&comm->activity.operation, memory_order_relaxed)) return;
+    memcpy(search->name, comm->group.name, GROUP_NAME_BYTES);
+}
 static void remote_states_answer(const struct remote_states *states, int to)
 {
     struct rank_state mine;
     if (!atomic_load_explicit(&states->comm->entry.has_joined, memory_order_acquire)) return;
     rank_state_read(states->comm, &mine);
     mine.place_is_due = !snapshot_get_place(mine.place);
+    comm_list_visit(waiting_search_visit, &(struct waiting_search){ states->comm, mine.waits_in });
     channel_send(states->channel, to, STATE_ANSWER, &mine, sizeof mine);
 }
 void remote_states_on_message(struct remote_states *states, int from, unsigned type, const void *bytes, size_t length)

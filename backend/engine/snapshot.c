@@ -70,6 +70,7 @@ static void text_append_remote_state(struct text_buffer *text, const struct remo
     text_append_pair(text, "call", told->state.call, ", ");
     if (told->state.place_is_due) text_append(text, "\"place\": null, ");
     else text_append_pair(text, "place", told->state.place, ", ");
+    text_append_pair(text, "waits_in", told->state.waits_in, ", ");
     rank_state_append_open(text, &told->state);
     text_append(text, "}");
 }

@@ -44,7 +44,8 @@ class Rank:
     process: the id of its process. pid: its number here, or as it knows itself if it has ended or is elsewhere.
     calls: number of the last collective that it called. call: the description of that. open: the operation that is
     open, with "kind" and "age_s". is_late: ranks wait for this one. state: that of its process. place: the line
-    that the main thread of its process runs, or ""."""
+    that the main thread of its process runs, or "". waits_in: another group in which its process waits, or ""; only of
+    ranks of other hosts."""
     rank: int
     process: str
     pid: int
@@ -57,6 +58,7 @@ class Rank:
     failure: str | None = None
     state: str = ""
     place: str = ""
+    waits_in: str = ""
     is_late: bool = False
 
 
@@ -197,7 +199,7 @@ def _add_knowledge(group: Group, own: dict[str, Any]) -> None:
         rank.has_left |= seen["has_left"]
         if _is_recent(seen):
             rank.calls, rank.call, rank.place = seen["calls"], seen["call"], seen["place"] or ""
-            rank.open, rank.failure = seen["open"], seen["failure"]
+            rank.open, rank.failure, rank.waits_in = seen["open"], seen["failure"], seen["waits_in"]
     mine = group.ranks[own["rank"]]
     mine.open, mine.failure = own["open"], own["failure"]
 

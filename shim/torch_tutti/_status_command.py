@@ -67,6 +67,7 @@ def _elsewhere(rank: Rank, group: Group, job: Job) -> str:
     """Returns in which other group a rank waits, as text."""
     names = [other.name for other in job.groups if other.id != group.id
              and any(waiter.process == rank.process for waiter in other.waits())]
+    names += [rank.waits_in] * bool(rank.waits_in and not names)
     return f", which waits in {' and '.join(names)}" if names else ""
 
 

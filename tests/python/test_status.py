@@ -293,7 +293,7 @@ def test_rank_whose_process_has_ended_is_named():
 def elsewhere(told_s=0.1, calls=0, **fields):
     """The answer of rank 1 on another host."""
     return {"rank": 1, "has_left": False, "told_s": told_s, "calls": calls, "call": "barrier", "place": "",
-            "open": None, "failure": None, **fields}
+            "waits_in": "", "open": None, "failure": None, **fields}
 
 
 @pytest.mark.parametrize("told", [{"rank": 1, "has_left": False, "told_s": None}, elsewhere(told_s=9.0)])

@@ -109,7 +109,8 @@ static void wait_on_another_host(struct rank *me)
 {
     float x = 1;
     if (me->rank == 0) {
-        char *snapshot = snapshot_await("\"place\": \"\", \"open\": {\"kind\": \"collective\", \"age_s\": ");
+        char *snapshot =
+            snapshot_await("\"place\": \"\", \"waits_in\": \"\", \"open\": {\"kind\": \"collective\", \"age_s\": ");
         REQUIRE(strstr(snapshot, "\"elsewhere\": [{\"rank\": 1, \"has_left\": false, \"told_s\": "));
         REQUIRE(strstr(snapshot, "\"calls\": 1, \"call\": \"allreduce(1 x float32, sum, algorithm "));
         free(snapshot);

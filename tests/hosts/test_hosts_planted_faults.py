@@ -1,0 +1,151 @@
+"""Faults planted into jobs of two hosts with two ranks each: for each, `tutti status` during it, the error, and
+`tutti doctor` on the traces after it name the rank, the line of the program and the cause."""
+import os
+import re
+import signal
+import sys
+import time
+from dataclasses import dataclass, field
+
+import pytest
+import torch
+import torch.distributed as dist
+from across import BACKEND
+from ranks import LIMIT_S
+
+pytestmark = pytest.mark.skipif(BACKEND != "tutti", reason="only tutti promises this")
+PLACEMENT = (0, 0, 1, 1)
+# The ranks of the fault are 3, and 2 where it takes a group.
+CULPRIT = 3
+TIMEOUT_S = 5
+
+
+# ---- programs of the ranks ----
+def pause(path):
+    while not os.path.exists(path):
+        time.sleep(0.01)
+
+
+def skip_call(world, path):
+    if world.rank == CULPRIT:
+        pause(path)
+    else:
+        dist.all_reduce(torch.ones(100))
+
+
+def give_other_shape(world, path):
+    dist.all_reduce(torch.ones(101 if world.rank == CULPRIT else 100))
+
+
+def call_in_other_order(world, path):
+    calls = [lambda: dist.all_reduce(torch.ones(100)), lambda: dist.broadcast(torch.ones(100), 0)]
+    for call in reversed(calls) if world.rank == CULPRIT else calls:
+        call()
+
+
+def call_in_other_group(world, path):
+    group = dist.new_group([2, 3])
+    dist.all_reduce(torch.ones(100), group=group if world.rank == CULPRIT else None)
+
+
+def go_slow(world, path):
+    if world.rank == CULPRIT:
+        pause(path)
+    dist.all_reduce(torch.ones(100))
+
+
+def raise_an_error(world, path):
+    if world.rank == CULPRIT:
+        raise ValueError("a mistake of the program")
+    dist.all_reduce(torch.ones(100))
+
+
+@dataclass
+class Fault:
+    """A fault. status, error, doctor: patterns of the output of `tutti status`, of the error of a rank that has no
+    fault itself, and of the output of `tutti doctor`. signal: sent to the culprit. recovers: no rank fails in the
+    end. leaves: the culprit leaves the group."""
+    program: object
+    status: list
+    error: list
+    doctor: list
+    signal: int | None = None
+    recovers: bool = False
+    leaves: bool = False
+    environment: dict = field(default_factory=dict)
+
+
+WAITING = r"in call \d+: allreduce\(100 x float32, .*\) for \d+\.\d s, at \S*planted_faults.py:\d+ \(\w+\)"
+AT_PAUSE = r"\S*planted_faults.py:\d+ \(pause\)"
+FAULTS = {
+    "skipped call": Fault(
+        skip_call, [WAITING, rf"rank 3 .* on h1 .*, at {AT_PAUSE}", "=> the others wait for rank 3"],
+        ["TimeoutError", rf"not been made by rank 3; rank 3 is at {AT_PAUSE}"],
+        [r"not called by rank 3"]),
+    "other shape": Fault(
+        give_other_shape, ["has failed: ", "100 x float32", "101 x float32"],
+        ["MismatchError", "rank 3", "100 x float32", "101 x float32"],
+        [r"differs: .*\[100\].*ranks 0-2; .*\[101\].*rank 3"]),
+    "other order": Fault(
+        call_in_other_order, ["has failed: ", "allreduce", "broadcast"], ["MismatchError", "rank 3"],
+        [r"differs: all_reduce .* ranks 0-2; broadcast .* rank 3"]),
+    "other group": Fault(
+        call_in_other_group, ["=> the others wait for rank 3, which waits in group 1"],
+        ["TimeoutError", r"not been made by rank 3; rank 3 is at \S*planted_faults.py:\d+ \(call_in_other_group\)"],
+        [r"not called by rank 3"]),
+    "dead rank": Fault(
+        skip_call, [r"has failed: .*rank 3 .* died"], ["PeerError", r"rank 3 of group 0 \(process \d+ on h1\) died"],
+        ["rank 3"], signal=signal.SIGKILL),
+    "stopped rank": Fault(
+        skip_call, [r"rank 3 .* on h1 has not answered", "rank 3 of other hosts did not answer"],
+        ["TimeoutError", "rank 3"], ["rank 3"], signal=signal.SIGSTOP),
+    "slow rank": Fault(go_slow, [rf"rank 3 .*, at {AT_PAUSE}", "=> the others wait for rank 3"], [], [], recovers=True),
+    "exception in one rank": Fault(
+        raise_an_error, [r"rank 3 .*has left the group|has failed"],
+        ["PeerError", "rank 3 of group 0 has ended or destroyed its group", "see its output"], ["rank 3"], leaves=True),
+}
+
+
+def warm_up(world):
+    for _ in range(3):
+        dist.all_reduce(torch.ones(10))
+
+
+def await_status(lab, patterns):
+    """Returns what `tutti status` prints on the first host, once it has these patterns."""
+    until = time.monotonic() + LIMIT_S
+    while True:
+        report = lab.hosts.on_host(0, f"{sys.executable} -m torch_tutti status")
+        if all(re.search(pattern, report) for pattern in patterns):
+            return report
+        assert time.monotonic() < until, f"{patterns}\n{report}"
+
+
+def leave(world):
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_fault_is_named_by_status_error_and_doctor(lab, fresh, tmp_path, name):
+    fault, go, traces = FAULTS[name], str(tmp_path / "go"), tmp_path / "traces"
+    traces.mkdir()
+    some = fresh(*PLACEMENT, timeout_s=TIMEOUT_S, environment={
+        "TORCH_FR_BUFFER_SIZE": "100", "TORCH_FR_DUMP_TEMP_FILE": str(traces / "trace_"), **fault.environment})
+    some.run(warm_up)
+    some.begin(fault.program, go)
+    if fault.signal:
+        some.signal(CULPRIT, fault.signal)
+    if fault.leaves:
+        some.collect(LIMIT_S, [CULPRIT])
+        some.pipes[CULPRIT].send((leave, ()))
+    await_status(lab, fault.status)
+    if fault.recovers:
+        open(go, "w").close()
+    outcomes = some.collect(LIMIT_S, range(CULPRIT))
+    open(go, "w").close()
+    for outcome in outcomes:
+        assert outcome.failed != fault.recovers, outcome
+        for pattern in fault.error:
+            assert re.search(pattern, f"{outcome.error}: {outcome.text}"), outcome
+    if fault.signal == signal.SIGSTOP:
+        some.signal(CULPRIT, signal.SIGCONT)
