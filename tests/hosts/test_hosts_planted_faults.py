@@ -5,6 +5,7 @@ import re
 import signal
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 import pytest
@@ -149,3 +150,57 @@ def test_fault_is_named_by_status_error_and_doctor(lab, fresh, tmp_path, name):
             assert re.search(pattern, f"{outcome.error}: {outcome.text}"), outcome
     if fault.signal == signal.SIGSTOP:
         some.signal(CULPRIT, signal.SIGCONT)
+
+
+# ---- faults that end joining ----
+@pytest.fixture
+def firewall(lab):
+    """Closes the ports of tutti between the hosts. Those of the stores stay open."""
+    lab.hosts.close_ports(1, (1024, 19999), (25000, 65535))
+    yield {}
+    lab.hosts.plain(1)
+
+
+@pytest.fixture
+def wrong_interface(lab):
+    """Gives both hosts an interface that leads nowhere, and makes the ranks use it: one host alone would be reached by
+    its own connections to the other."""
+    for host in 0, 1:
+        lab.hosts.on_host(host, "ip link add aside type veth peer name aside_end", "ip link set aside_end up",
+                          f"ip addr add 10.{98 + host}.0.1/24 dev aside", "ip link set aside up")
+    yield {"TUTTI_SOCKET_IFNAME": "=aside"}
+    for host in 0, 1:
+        lab.hosts.on_host(host, "ip link delete aside")
+
+
+def test_firewall_is_named_by_status_and_error(lab, fresh, firewall):
+    with ThreadPoolExecutor(1) as pool:
+        joining = pool.submit(fresh, *PLACEMENT, joined=False, timeout_s=TIMEOUT_S)
+        await_status(lab, [r"rank \d of 4 has been joining group 0 for \d+\.\d s"])
+        outcomes = joining.result().joined
+    assert all(outcome.failed for outcome in outcomes), outcomes
+    assert any(re.search(r"no answer: .* a firewall closes this port \(see TUTTI_PORTS\)", outcome.text)
+               for outcome in outcomes), outcomes
+
+
+def test_wrong_interface_is_named_by_the_error(fresh, wrong_interface):
+    """The error comes at once, so the status shows nothing before it."""
+    outcomes = fresh(*PLACEMENT, joined=False, timeout_s=TIMEOUT_S, environment=wrong_interface).joined
+    assert all(outcome.failed for outcome in outcomes), outcomes
+    assert any(re.search(r"at 10\.9[89]\.0\.1:\d+: .*\(see TUTTI_SOCKET_IFNAME\)", outcome.text)
+               for outcome in outcomes), outcomes
+
+
+def join_late(world):
+    dist.init_process_group("tutti", store=world.store, rank=world.rank, world_size=world.size)
+
+
+def test_store_that_has_gone_is_named_by_the_error(fresh):
+    """The error comes at once, so the status shows nothing before it."""
+    some = fresh(*PLACEMENT, join=False, timeout_s=TIMEOUT_S)
+    some.signal(0, signal.SIGKILL)
+    some.collect(LIMIT_S, [0])
+    for pipe in some.pipes[1:]:
+        pipe.send((join_late, ()))
+    for outcome in some.collect(LIMIT_S, range(1, 4)):
+        assert re.search(r"the process that holds the store at \S+ \(rank 0, .*\) has ended", outcome.text), outcome
