@@ -1,5 +1,6 @@
-"""The command `tutti`: shows this machine, running jobs, schedules and traces, runs programs of other backends on
-tutti, measures collectives and machine parameters, plans training, and prints the flags for a C compiler."""
+"""The command `tutti`: shows and checks this machine, shows running jobs, schedules and traces, runs programs of other
+backends on tutti, measures collectives and machine parameters, plans training, and prints the flags for a C
+compiler."""
 from __future__ import annotations
 
 import argparse
@@ -9,6 +10,7 @@ from typing import Any, Sequence
 
 from torch_tutti import _library, _run
 from torch_tutti._bench.options import add_parser as add_bench
+from torch_tutti._doctor.command import add_parser as add_doctor
 from torch_tutti._grid_command import add_parser as add_grid
 from torch_tutti._model.options import add_parser as add_model
 from torch_tutti._pipeline_command import add_parser as add_pipeline
@@ -166,6 +168,7 @@ def _parser() -> argparse.ArgumentParser:
     add_bench(commands).set_defaults(run=_bench)
     add_model(commands).set_defaults(run=_model)
     add_status(commands)
+    add_doctor(commands)
     _add_trace(commands)
     add_plan(commands)
     add_grid(commands)
