@@ -4,38 +4,67 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 from typing import Any
 
 from torch_tutti._doctor import findings
 from torch_tutti._doctor.findings import Finding
+from torch_tutti._doctor.meeting import Place, find_place
+
+# Seconds that a host waits for the others by default; they start at different times, and import torch.
+_TIMEOUT_S = 30.0
 
 
-def _check_machine(arguments: argparse.Namespace) -> int:
-    from torch_tutti._doctor import machine, machine_checks, network_checks
-    here = machine.read_machine(machine.environment_store_host())
+# ---- checks ----
+def _check(place: Place | None) -> dict[int, tuple[str, list[Finding]]]:
+    """Checks this machine, and with a place the connections to other hosts. Returns names and findings of hosts by
+    number."""
+    from torch_tutti._doctor import machine_checks, network_checks
+    from torch_tutti._doctor.machine import read_machine
+    here = read_machine(place.store_host if place else os.environ.get("MASTER_ADDR", ""))
     found = [finding for check in (*machine_checks.CHECKS, *network_checks.CHECKS) for finding in check(here)]
-    return _report(here.name, found, arguments.json)
+    if place is None:
+        return {0: (here.name, found)}
+    from torch_tutti._doctor.host_checks import check_hosts
+    return check_hosts(place, here, found)
 
 
-def _report(host: str, found: list[Finding], prints_json: bool) -> int:
-    """Prints what was found on a host, and returns the exit code."""
+def _report(hosts: dict[int, tuple[str, list[Finding]]], place: Place | None, prints_json: bool) -> int:
+    """Prints the findings: on host 0 those of all hosts, on others their own. Returns the exit code of all."""
+    every = [finding for _, found in hosts.values() for finding in found]
+    shown = hosts if place is None or place.rank == 0 else {place.rank: hosts[place.rank]}
     if prints_json:
-        print(json.dumps({"format": findings.FORMAT, "hosts": [{"name": host,
-                                                                "findings": findings.as_json(found)}]}))
-    else:
-        print("\n".join([*findings.lines(found), findings.summary(found)]))
-    return findings.exit_code(found)
+        print(json.dumps({"format": findings.FORMAT, "hosts": [{"name": name, "findings": findings.as_json(found)}
+                                                               for name, found in shown.values()]}))
+        return findings.exit_code(every)
+    text = []
+    for rank, (name, found) in shown.items():
+        text += [f"host {rank} ({name})"] * (place is not None) + findings.lines(found)
+    print("\n".join([*text, findings.summary(every) + ("" if place is None else " on all hosts")]), flush=True)
+    return findings.exit_code(every)
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    return _check_machine(arguments)
+    try:
+        place = find_place(arguments.rank, arguments.hosts, arguments.at, arguments.timeout, os.environ)
+    except ValueError as error:
+        arguments.refuse(str(error))
+    return _report(_check(place), place, arguments.json)
 
 
 def add_parser(commands: Any) -> None:
     """Adds `doctor` to the commands of `tutti`. commands: the subparsers of argparse."""
     parser = commands.add_parser(
-        "doctor", help="check this machine before a job runs",
-        description="Checks this machine: versions, settings, limits, memory, cores, the kernel, the network. Exit "
-                    "code: 0 if there is no problem (warnings are none), 1 if there is one, 2 for wrong usage.")
+        "doctor", help="check this machine, and the network between hosts, before a job runs",
+        description="Checks this machine: versions, settings, limits, memory, cores, the kernel, the network. With "
+                    "--rank, --hosts and --at, or in the environment of torchrun or script/hosts, the hosts meet and "
+                    "also check the connections between them. Exit code: 0 if there is no problem (warnings are none), "
+                    "1 if there is one, 2 for wrong usage.")
+    parser.add_argument("--rank", type=int, metavar="R", help="number of this host, from 0 (default: RANK, NODE_RANK)")
+    parser.add_argument("--hosts", type=int, metavar="N", help="number of hosts (default: WORLD_SIZE, NNODES)")
+    parser.add_argument("--at", metavar="HOST:PORT", help="where they meet: an address of host 0 and a free port there "
+                                                          "(default: MASTER_ADDR:MASTER_PORT)")
+    parser.add_argument("--timeout", type=float, metavar="SECONDS", default=_TIMEOUT_S,
+                        help="limit of each wait for other hosts (default: %(default)g)")
     parser.add_argument("--json", action="store_true", help="as one JSON object")
-    parser.set_defaults(run=_run)
+    parser.set_defaults(run=_run, refuse=parser.error)

@@ -89,8 +89,3 @@ def _try_shared_memory() -> str:
     finally:
         os.close(descriptor)
     return ""
-
-
-def environment_store_host() -> str:
-    """Returns the host of the store by the environment of a launcher, or ""."""
-    return os.environ.get("MASTER_ADDR", "")
