@@ -359,9 +359,9 @@ TUTTI_API tutti_status tutti_monitored_barrier(tutti_comm *comm, int64_t timeout
 /* ---- point to point ---- */
 enum { TUTTI_ANY_SOURCE = -1 };
 /* Send `count` elements to rank `peer`, and receive them from rank `peer` or, with TUTTI_ANY_SOURCE, from any rank.
-   Messages from one rank with one tag arrive in the order in which they were sent. Both ends must give the same count,
-   or both get TUTTI_MISMATCH. A rank may send to itself with requests. It must start both ends before it waits for
-   either; a wait without the other end is refused and withdraws the message. */
+   Messages from one rank with one tag arrive in the order in which they were sent. Both ends must give the same count
+   and type, or both get TUTTI_MISMATCH. A rank may send to itself with requests. It must start both ends before it
+   waits for either; a wait without the other end is refused and withdraws the message. */
 TUTTI_API tutti_status tutti_send(const void *send, size_t count, tutti_dtype dtype, int peer, uint32_t tag,
     tutti_comm *comm, tutti_request *request);
 TUTTI_API tutti_status tutti_recv(void *recv, size_t count, tutti_dtype dtype, int peer, uint32_t tag, tutti_comm *comm,

@@ -2,6 +2,7 @@
    communicator, in any order; the router matches them. Their names contain OPERATION_OF_USER in place of the number of
    an operation. A message between shared tensors is copied directly. The rank that copies sets its flag `copying`, and
    after a failure an operation ends only once no peer touches its tensor. */
+#include "backend/base/dtype.h"
 #include "backend/base/fence.h"
 #include "backend/base/settings.h"
 #include "backend/engine/comm.h"
@@ -195,7 +196,7 @@ void message_post(tutti_comm *comm, struct operation *op)
     struct transfer *t = &m->transfer;
     m->piece = (struct piece){ t->is_send ? (unsigned char *)(uintptr_t)op->input : op->output, op->part_bytes,
         op->part_bytes };
-    t->name = (struct message_name){ OPERATION_OF_USER, m->tag };
+    t->name = message_name_of_user(m->tag, op->dtype);
     t->pieces = &m->piece;
     t->piece_count = 1;
     t->may_share = true;
@@ -203,6 +204,21 @@ void message_post(tutti_comm *comm, struct operation *op)
     if (t->state == TRANSFER_DONE && !comm->messages.open) { operation_complete(op, TUTTI_OK); return; }
     op->next = comm->messages.open;
     comm->messages.open = op;
+}
+/* Fails the communicator because the two ends of a message differ in type or size. */
+static void message_fail_mismatch(tutti_comm *comm, const struct operation *op, int other)
+{
+    const struct group *g = &comm->group;
+    const struct transfer *t = &op->message.transfer;
+    bool types_differ = t->peer_dtype != op->dtype;
+    char here[32] = "", there[32] = "";
+    if (types_differ) snprintf(here, sizeof here, " of %s", dtype_name(op->dtype));
+    if (types_differ) snprintf(there, sizeof there, " of %s", dtype_name(t->peer_dtype));
+    comm_fail(comm, TUTTI_MISMATCH,
+        "rank %d of %s %s %zu bytes%s %s rank %d with tag %u, but rank %d %s %llu bytes%s: both must give the same "
+        "number of elements of the same type",
+        g->rank, g->name, t->is_send ? "sends" : "receives", op->part_bytes, here, t->is_send ? "to" : "from", other,
+        op->message.tag, other, t->is_send ? "receives" : "sends", (unsigned long long)t->peer_bytes, there);
 }
 /* Fails the communicator because the transfer of a message has failed. */
 static void message_fail_comm(tutti_comm *comm, const struct operation *op)
@@ -212,9 +228,7 @@ static void message_fail_comm(tutti_comm *comm, const struct operation *op)
     int other = t->is_send || t->peer >= 0 ? t->peer : t->source;
     if (failure_adopt_from_peer(comm, t->status)) return;
     if (t->status == TUTTI_MISMATCH) {
-        comm_fail(comm, TUTTI_MISMATCH, "rank %d of %s %s %zu bytes %s rank %d with tag %u, but rank %d %s %llu bytes",
-            g->rank, g->name, t->is_send ? "sends" : "receives", op->part_bytes, t->is_send ? "to" : "from", other,
-            op->message.tag, other, t->is_send ? "receives" : "sends", (unsigned long long)t->peer_bytes);
+        message_fail_mismatch(comm, op, other);
         return;
     }
     /* The router has the reason if a transfer was refused, for want of memory for instance. A cancellation by a peer

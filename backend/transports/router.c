@@ -21,7 +21,7 @@ void router_fail(struct router *router, tutti_status status)
 void router_fail_transfer(struct router *router, struct transfer *transfer, tutti_status status)
 {
     router_keep_reason(router);
-    transfer_fail(transfer, status, 0);
+    transfer_fail(transfer, status);
 }
 /* Fails every transfer with `rank`, and drops the messages that it has announced. */
 static void router_drop_peer(struct router *router, int rank, tutti_status status)
@@ -29,7 +29,7 @@ static void router_drop_peer(struct router *router, int rank, tutti_status statu
     const struct route *route = &router->routes[rank];
     matching_withdraw_all(&router->matching, rank);
     for (struct transfer *transfer; (transfer = matching_pop_receive(&router->matching, rank)) != NULL;)
-        transfer_fail(transfer, status, 0);
+        transfer_fail(transfer, status);
     for (struct transport *transport = route->transport; transport; transport = transport->next_network)
         transport->operations->lose(transport, route->member, status);
 }
@@ -51,7 +51,7 @@ bool router_fail_all_transfers(struct router *router)
 {
     router->polled = NULL;
     for (struct transfer *transfer; (transfer = matching_pop_receive(&router->matching, TRANSFER_ANY_PEER)) != NULL;)
-        transfer_fail(transfer, router->failure, 0);
+        transfer_fail(transfer, router->failure);
     for (int rank = 0; rank < router->size; rank++)
         if (!router->routes[rank].status) router_drop_peer(router, rank, router->failure);
     return true;
@@ -130,7 +130,7 @@ __attribute__((noinline)) static void router_receive_arrival(struct router *rout
     struct transport *transport = arrival->transport ? arrival->transport : route->transport;
     if (arrival->is_announced) transport->operations->accept(transport, route->member, transfer, arrival);
     else {
-        if (transfer_meet_message(transfer, arrival->source, arrival->bytes)) {
+        if (transfer_meet_message(transfer, arrival->source, arrival->name, arrival->bytes)) {
             pieces_scatter(transfer, arrival->data, (size_t)arrival->bytes);
             transfer_complete(transfer);
         }
@@ -143,7 +143,7 @@ __attribute__((noinline)) static void router_receive_arrival(struct router *rout
 __attribute__((noinline)) static void router_fail_unreachable(struct router *router, struct transfer *transfer)
 {
     const struct route *route = &router->routes[transfer->peer];
-    if (route->transport) transfer_fail(transfer, route->status, 0);
+    if (route->transport) transfer_fail(transfer, route->status);
     else
         router_fail_transfer(router, transfer,
             status_fail(route->status, "rank %d has no transport to rank %d", router->rank, transfer->peer));
@@ -151,7 +151,7 @@ __attribute__((noinline)) static void router_fail_unreachable(struct router *rou
 /* Fails a transfer that is being posted: the router has failed, or the pieces exceed 64 bits. */
 __attribute__((noinline)) static void router_fail_post(struct router *router, struct transfer *transfer)
 {
-    if (router->failure) transfer_fail(transfer, router->failure, 0);
+    if (router->failure) transfer_fail(transfer, router->failure);
     else
         router_fail_transfer(router, transfer,
             status_fail(TUTTI_INVALID_ARGUMENT, "the pieces of a message exceed 2^64 bytes"));

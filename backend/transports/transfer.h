@@ -17,13 +17,26 @@ enum transfer_state { TRANSFER_IDLE, TRANSFER_POSTED, TRANSFER_DONE, TRANSFER_FA
 struct message_name {
     /* The communicator counts operations from 0 and uses each number once. */
     uint64_t operation;
-    /* A message of a schedule has tile << 32 | message number. */
+    /* A message of a schedule has tile << 32 | message number. From bit MESSAGE_TYPE_SHIFT on, a message of the user
+       has the type of its elements. The type travels with the name on all transports, but a message also meets a
+       receive of another type, which refuses it. */
     uint64_t message;
 };
-/* Returns whether two messages have the same name. */
+enum { MESSAGE_TYPE_SHIFT = 56 };
+/* Returns the name of a message of the user. */
+static inline struct message_name message_name_of_user(uint32_t tag, tutti_dtype dtype)
+{
+    return (struct message_name){ OPERATION_OF_USER, (uint64_t)dtype << MESSAGE_TYPE_SHIFT | tag };
+}
+/* Returns the type in a name. A name that came from a peer may have any type. */
+static inline tutti_dtype message_name_dtype(struct message_name name)
+{
+    return (tutti_dtype)(name.message >> MESSAGE_TYPE_SHIFT);
+}
+/* Returns whether two messages have the same name. Their types may differ. */
 static inline bool message_names_equal(struct message_name a, struct message_name b)
 {
-    return ((a.operation ^ b.operation) | (a.message ^ b.message)) == 0;
+    return ((a.operation ^ b.operation) | (a.message ^ b.message) << (64 - MESSAGE_TYPE_SHIFT)) == 0;
 }
 /* One run of bytes in memory, which begins at `at`. In the message it takes `wire` bytes. The first `length` of them
    are in memory, the rest is padding: the last chunk of a tensor is short, but the scratch chunk that it meets is
@@ -51,7 +64,8 @@ struct transfer {
     enum transfer_state state;
     /* The sender of the message that a receive has met, otherwise -1. */
     int source;
-    /* The reason of TRANSFER_FAILED. MISMATCH: the ends differ in bytes, and the other end has `peer_bytes` bytes. */
+    /* The reason of TRANSFER_FAILED. MISMATCH: the ends differ in bytes or type, and the other end has `peer_bytes`
+       bytes of type `peer_dtype`, which is below, where the struct has room. */
     tutti_status status;
     uint64_t peer_bytes;
     /* The router and the transport own all fields from here on. */
@@ -66,6 +80,7 @@ struct transfer {
     /* The cursor of pieces.h: a piece by its index, and an offset in it. */
     size_t offset;
     int piece;
+    tutti_dtype peer_dtype;
     /* The location of the other end's piece. */
     struct remote peer_location;
     /* shm: the parts that the other end has copied.
@@ -78,21 +93,29 @@ static inline int transfer_peer_rank(const struct transfer *transfer)
 {
     return transfer->is_send ? transfer->peer : transfer->source;
 }
-/* A transfer ends with a call of one of the next two functions. */
+/* A transfer ends with a call of one of the next three functions. */
 /* Ends a transfer with success. */
 static inline void transfer_complete(struct transfer *transfer) { transfer->state = TRANSFER_DONE; }
-/* Ends a transfer with an error. peer_bytes: the other end's byte count if the status is MISMATCH, otherwise 0. */
-static inline void transfer_fail(struct transfer *transfer, tutti_status status, uint64_t peer_bytes)
+/* Ends a transfer with an error other than MISMATCH. */
+static inline void transfer_fail(struct transfer *transfer, tutti_status status)
 {
     transfer->status = status;
-    transfer->peer_bytes = peer_bytes;
     transfer->state = TRANSFER_FAILED;
 }
-/* Records that a receive has met a message of `bytes` bytes from the rank `source`. false: the receive has another
-   size, and has failed with MISMATCH. */
-static inline bool transfer_meet_message(struct transfer *transfer, int source, uint64_t bytes)
+/* Ends a transfer with MISMATCH. The other end has this name and `bytes` bytes. */
+static inline void transfer_fail_mismatch(struct transfer *transfer, struct message_name name, uint64_t bytes)
+{
+    transfer->peer_dtype = message_name_dtype(name);
+    transfer->peer_bytes = bytes;
+    transfer_fail(transfer, TUTTI_MISMATCH);
+}
+/* Records that a receive has met a message of this name and `bytes` bytes from the rank `source`. false: the receive
+   has another type or size, and has failed with MISMATCH. */
+static inline bool transfer_meet_message(struct transfer *transfer, int source, struct message_name name,
+    uint64_t bytes)
 {
     transfer->source = source;
-    if (transfer->wire != bytes) transfer_fail(transfer, TUTTI_MISMATCH, bytes);
-    return transfer->wire == bytes;
+    if (transfer->wire == bytes && message_name_dtype(transfer->name) == message_name_dtype(name)) return true;
+    transfer_fail_mismatch(transfer, name, bytes);
+    return false;
 }

@@ -26,13 +26,13 @@ static inline struct transfer *transfer_list_take(struct transfer_list *list, st
 /* Empties the list, and fails each of its transfers with this status. */
 static inline void transfer_list_fail_all(struct transfer_list *list, tutti_status status)
 {
-    while (list->first) transfer_fail(transfer_list_take(list, NULL), status, 0);
+    while (list->first) transfer_fail(transfer_list_take(list, NULL), status);
 }
 /* Removes all transfers whose other end is `rank` from the list, and fails them with this status. */
 static inline void transfer_list_fail_all_with_rank(struct transfer_list *list, int rank, tutti_status status)
 {
     for (struct transfer *before = NULL, *x = list->first; x; x = before ? before->next : list->first)
-        if (transfer_peer_rank(x) == rank) transfer_fail(transfer_list_take(list, before), status, 0);
+        if (transfer_peer_rank(x) == rank) transfer_fail(transfer_list_take(list, before), status);
         else before = x;
 }
 /* Removes this transfer from the list. false: the list does not have it. */

@@ -24,7 +24,7 @@
  *
  * accept. The receive has met an announced message. The transport now moves its bytes, pulled from here or pushed from
  * there, and then both ends are DONE. transfer_meet_message decides whether the ends agree. If they differ, both ends
- * fail with MISMATCH and learn the byte count of the other, except a send that is already done.
+ * fail with MISMATCH and learn the byte count and type of the other, except a send that is already done.
  *
  * cancel. true: the transfer is forgotten, and its memory is no longer in use, except by a peer that
  * transfer.may_share lets read or write it. The receiver drops the message of a cancelled send; a receive that has met

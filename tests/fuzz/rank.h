@@ -72,10 +72,11 @@ static inline uint64_t rank_bytes(struct input *in)
     uint8_t choice = input_byte(in);
     return choice < 250 ? sizes[choice % 5] : large[choice % 4];
 }
-/* Returns one of 8 message names. */
+/* Returns one of 8 message names, with one of two types. */
 static inline struct message_name rank_name(struct input *in)
 {
-    return (struct message_name){ .operation = input_byte(in) % 2, .message = input_byte(in) % 4 };
+    uint64_t operation = input_byte(in) % 2, choice = input_byte(in);
+    return (struct message_name){ operation, choice / 128 << MESSAGE_TYPE_SHIFT | choice % 4 };
 }
 /* Posts a send or a receive of one or two pieces, unless POSTED transfers are posted. */
 static inline void rank_post(struct fuzz_rank *r, struct input *in, bool is_send)
@@ -92,7 +93,7 @@ static inline void rank_post(struct fuzz_rank *r, struct input *in, bool is_send
     *x = (struct transfer){ .name = rank_name(in), .is_send = is_send, .pieces = r->pieces[i] };
     x->piece_count = bytes > first ? 2 : 1;
     x->peer = 1 + input_byte(in) % (RANKS - 1);
-    if (!is_send && x->name.message == 3) x->peer = TRANSFER_ANY_PEER;
+    if (!is_send && (uint32_t)x->name.message == 3) x->peer = TRANSFER_ANY_PEER;
     router_post(r->router, x);
 }
 /* Cancels one of the posted transfers, or none. */

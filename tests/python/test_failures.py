@@ -55,6 +55,28 @@ def test_disagreement_is_an_error_on_every_rank(fresh, what):
     failures(fresh(2).outcomes(disagree_about, what), "MismatchError", *SIDES[what])
 
 
+def mixed_types(world, call, count):
+    """Rank 0 sends int32, and rank 1 receives float32 of the same size."""
+    other, tensor = 1 - world.rank, torch.ones(count, dtype=torch.float32 if world.rank else torch.int32)
+    if call == "batch":
+        operation = dist.P2POp(dist.irecv if world.rank else dist.isend, tensor, other, tag=7)
+        dist.batch_isend_irecv([operation])[0].wait()
+    elif call == "async":
+        (dist.irecv if world.rank else dist.isend)(tensor, other, tag=7).wait()
+    else:
+        (dist.recv if world.rank else dist.send)(tensor, other, tag=7)
+    # The sender of a small message, which has left, gets the error from its next call.
+    dist.barrier()
+
+
+@pytest.mark.parametrize("hosts", ["1", "2"])
+@pytest.mark.parametrize("call, count", [("sync", 3), ("async", 100_000), ("batch", 5_000)])
+def test_a_message_of_another_type_is_an_error(fresh, call, count, hosts):
+    outcomes = fresh(2, environment={"TUTTI_HOSTS": hosts}).outcomes(mixed_types, call, count)
+    failures(outcomes, "MismatchError", f"s {4 * count} bytes of int32", f"s {4 * count} bytes of float32", "rank 0",
+             "rank 1", "with tag 7", "both must give the same number of elements of the same type")
+
+
 def one_differs(world):
     dist.all_reduce(torch.ones(9 if world.rank == 2 else 3))
 

@@ -95,10 +95,11 @@ static void inproc_release(struct transport *t, int source, uint64_t bytes)
     inproc_return_budget(p, source);
     inproc_port_unlock(p);
 }
-static void inproc_accept_announced(struct inproc_port *p, int source, struct transfer *x, uint64_t bytes, uint64_t id)
+static void inproc_accept_announced(struct inproc_port *p, int source, struct transfer *x, struct message_name name,
+    uint64_t bytes, uint64_t id)
 {
     x->key = id;
-    if (!transfer_meet_message(x, source, bytes)) {
+    if (!transfer_meet_message(x, source, name, bytes)) {
         inproc_send_control(p, OVER, x, source, false);
         return;
     }
@@ -109,7 +110,7 @@ static void inproc_accept_announced(struct inproc_port *p, int source, struct tr
 static void inproc_accept(struct transport *t, int source, struct transfer *x, const struct arrival *a)
 {
     struct inproc_port *p = inproc_port_lock(t);
-    inproc_accept_announced(p, source, x, a->bytes, a->id);
+    inproc_accept_announced(p, source, x, a->name, a->bytes, a->id);
     inproc_port_unlock(p);
 }
 static void inproc_keep_arrival(struct inproc_port *p, const struct inproc_message *m)
@@ -134,9 +135,9 @@ static void inproc_handle_arrival(struct inproc_port *p, const struct inproc_mes
 {
     struct transfer *x = matching_take_receive(&p->base.router->matching, m->source, m->name);
     if (!x) inproc_keep_arrival(p, m);
-    else if (m->kind == ANNOUNCE) inproc_accept_announced(p, m->source, x, m->bytes, m->id);
+    else if (m->kind == ANNOUNCE) inproc_accept_announced(p, m->source, x, m->name, m->bytes, m->id);
     else {
-        if (transfer_meet_message(x, m->source, m->bytes)) {
+        if (transfer_meet_message(x, m->source, m->name, m->bytes)) {
             pieces_scatter(x, m->data, (size_t)m->bytes);
             transfer_complete(x);
         }
@@ -157,7 +158,7 @@ static void inproc_handle_over(struct inproc_port *p, const struct inproc_messag
     if (!x) return;
     transfer_list_remove(&p->open, x);
     if (m->agreed) transfer_complete(x);
-    else transfer_fail(x, TUTTI_MISMATCH, m->bytes);
+    else transfer_fail_mismatch(x, m->name, m->bytes);
 }
 static void inproc_handle_message(struct inproc_port *p, const struct inproc_message *m)
 {
@@ -197,7 +198,7 @@ static void inproc_read_due(struct inproc_port *p)
         if (from) {
             transfer_complete(x);
             inproc_send_control(p, OVER, x, x->source, true);
-        } else transfer_fail(x, TUTTI_ABORTED, 0);
+        } else transfer_fail(x, TUTTI_ABORTED);
     }
 }
 static bool inproc_poll(struct transport *t)

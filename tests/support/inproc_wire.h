@@ -11,7 +11,7 @@ enum inproc_kind {
     ANNOUNCE,
     /* The sender has cancelled the send `id`. */
     WITHDRAW,
-    /* The receiver has read the send `id`, or (not `agreed`) its receive wants `bytes` bytes. */
+    /* The receiver has read the send `id`, or (not `agreed`) its receive wants `bytes` bytes of the type in `name`. */
     OVER,
 };
 struct inproc_message {
@@ -22,7 +22,7 @@ struct inproc_message {
        the clock of the world. */
     uint64_t bytes, id, due;
     int source;
-    /* OVER: the sizes of the two ends agree. */
+    /* OVER: the sizes and types of the two ends agree. */
     bool agreed;
     unsigned char data[];
 };

@@ -32,7 +32,8 @@ enum fabric_kind {
     CREDIT,
     /* The sender has taken back its announced message `id`. */
     WITHDRAWN,
-    /* The receiver refuses the announced message `id`, because its receive wants `bytes` bytes. */
+    /* The receiver refuses the announced message `id`, because its receive wants `bytes` bytes of the type in
+       `name`. */
     REFUSED,
     KINDS,
     /* A fabric uses the numbers from here on for its own kinds. */
@@ -107,8 +108,10 @@ struct fabric_op {
     bool is_packed;
     /* The op fetches the bytes of an announced message, and counts in owner->fetch_count. */
     bool is_fetch;
-    /* The receiver has refused the message because its receive wants `wanted_bytes` bytes. */
+    /* The receiver has refused the message because its receive wants `wanted_bytes` bytes of the type in
+       `wanted_name`. */
     bool is_refused;
+    struct message_name wanted_name;
     uint64_t wanted_bytes;
     /* When the caller first cancelled the transfer; 0: the caller has not. */
     int64_t withdrawn_ms;

@@ -236,7 +236,7 @@ static void fabric_link_end(struct fabric_transport *transport, struct fabric_li
 {
     link->is_lost = true;
     for (struct pending_rndv *at = transport->due_fetches.first; at; at = at->next_due)
-        if (at->link == link) transfer_fail(at->receive, status, 0);
+        if (at->link == link) transfer_fail(at->receive, status);
     fabric_transport_free_rndvs(transport, link);
     fabric_link_release_memory(transport, link);
     fabric_transport_end_completed(transport);
@@ -246,7 +246,7 @@ static void fabric_link_end(struct fabric_transport *transport, struct fabric_li
     transfer_list_fail_all(&link->waiting_sends, status);
     for (struct fabric_op *op = transport->ops; op; op = op->next)
         if (op->link == link && op->transfer) {
-            transfer_fail(op->transfer, status, 0);
+            transfer_fail(op->transfer, status);
             op->transfer = NULL;
         }
 }

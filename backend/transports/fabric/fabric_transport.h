@@ -63,6 +63,7 @@ struct pending_rndv {
     struct pending_rndv *next_due;
     bool is_due;
     struct fabric_link *link;
+    /* The name of the message; in due_refusals, that of the receive that refuses it. */
     struct message_name name;
     /* The fabric's descriptor of the message. NULL: the message was withdrawn, or its fetch has started. */
     void *descriptor;

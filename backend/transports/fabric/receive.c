@@ -144,9 +144,11 @@ void fabric_transport_accept_rndv(struct fabric_transport *transport, struct fab
     struct pending_rndv *pending = pending_rndv_find(transport, link, id);
     transfer->key = id;
     if (pending) pending->receive = NULL;
-    if (!pending || !pending->descriptor) transfer_fail(transfer, TUTTI_ABORTED, 0);
-    else if (transfer_meet_message(transfer, link->rank, bytes)) pending_rndv_fetch(transport, link, transfer, pending);
+    if (!pending || !pending->descriptor) transfer_fail(transfer, TUTTI_ABORTED);
+    else if (transfer_meet_message(transfer, link->rank, pending->name, bytes))
+        pending_rndv_fetch(transport, link, transfer, pending);
     else {
+        pending->name = transfer->name;
         pending->wanted_bytes = transfer->wire;
         due_list_push(&transport->due_refusals, pending);
         return;
@@ -160,7 +162,7 @@ void fabric_transport_send_refusals(struct fabric_transport *transport)
     transport->due_refusals = (struct due_list){ NULL, NULL };
     for (struct pending_rndv *at; (at = due_list_pop(&due)) != NULL;) {
         bool is_sent = fabric_link_send_control(transport, at->link,
-            &(struct header){ .kind = REFUSED, .id = at->id, .bytes = at->wanted_bytes });
+            &(struct header){ .kind = REFUSED, .name = at->name, .id = at->id, .bytes = at->wanted_bytes });
         if (!is_sent && !at->link->broken_ms && !at->link->unreachable) due_list_push(&transport->due_refusals, at);
     }
 }
@@ -235,7 +237,7 @@ static void fabric_link_handle_eager(struct fabric_transport *transport, struct 
     struct transfer *transfer = matching_take_receive(fabric_transport_matching(transport), link->rank, header->name);
     if (transfer) {
         fabric_link_owe_credit(transport, link, header->bytes);
-        if (!transfer_meet_message(transfer, link->rank, header->bytes)) return;
+        if (!transfer_meet_message(transfer, link->rank, header->name, header->bytes)) return;
         pieces_scatter(transfer, data, (size_t)header->bytes);
         transfer_complete(transfer);
         return;

@@ -263,7 +263,7 @@ void fabric_transport_return_credit(struct fabric_transport *transport)
 static void fabric_op_end_send(struct fabric_transport *transport, struct fabric_op *op)
 {
     struct transfer *transfer = op->transfer;
-    if (op->is_refused) transfer_fail(transfer, TUTTI_MISMATCH, op->wanted_bytes);
+    if (op->is_refused) transfer_fail_mismatch(transfer, op->wanted_name, op->wanted_bytes);
     else if (!op->why) transfer_complete(transfer);
     else fabric_link_hold_transfer(transport, op->link, transfer, op->why);
 }
@@ -297,6 +297,7 @@ void fabric_transport_handle_refused(struct fabric_transport *transport, const s
         if (op->transfer && op->transfer->is_send && op->link->rank == header->from && op->header.id == header->id) {
             if (op->is_refused) return;
             op->is_refused = true;
+            op->wanted_name = header->name;
             op->wanted_bytes = header->bytes;
             if (!fabric_link_send_control(transport, op->link, &(struct header){ .kind = WITHDRAWN, .id = header->id }))
                 fabric_link_mark_broken(transport, op->link, "no memory to take a message back");

@@ -188,7 +188,7 @@ void shm_link_send(struct shm *shm, struct shm_link *link, struct transfer *tran
 void shm_link_accept_receive(struct shm *shm, struct shm_link *link, struct transfer *transfer,
     const struct envelope *envelope)
 {
-    if (!transfer_meet_message(transfer, link->rank, envelope->bytes)) {
+    if (!transfer_meet_message(transfer, link->rank, envelope->name, envelope->bytes)) {
         shm_link_send_control(shm, link, ENVELOPE_MISMATCH, transfer->name, transfer->wire, envelope->id);
         return;
     }
@@ -230,7 +230,7 @@ static void shm_link_handle_eager(struct shm *shm, struct shm_link *link, const 
         shm_link_keep_arrival(shm, link, envelope);
         return;
     }
-    if (transfer_meet_message(transfer, link->rank, envelope->bytes)) {
+    if (transfer_meet_message(transfer, link->rank, envelope->name, envelope->bytes)) {
         reader_scatter_eager(&link->in, envelope, transfer);
         transfer_complete(transfer);
     }
@@ -250,7 +250,7 @@ static void shm_link_handle_answer(struct shm *shm, struct shm_link *link, const
     struct transfer *transfer = open_transfers_find(shm, link->rank, envelope->id, true);
     if (!transfer) return;
     open_transfers_remove(shm, transfer);
-    if (envelope->kind == ENVELOPE_MISMATCH) transfer_fail(transfer, TUTTI_MISMATCH, envelope->bytes);
+    if (envelope->kind == ENVELOPE_MISMATCH) transfer_fail_mismatch(transfer, envelope->name, envelope->bytes);
     else transfer_list_push(&link->streams, transfer);
 }
 /* Returns the receive that has met the message `id` but waits in the outbox to send CLEAR, or NULL. */
@@ -275,7 +275,7 @@ static void shm_link_handle_withdraw(struct shm *shm, struct shm_link *link, con
         transfer_list_remove(&link->outbox, transfer);
     else if (!arrival && (transfer = share_find_receive(link, envelope->id)) != NULL)
         share_remove_transfer(shm, link, transfer);
-    if (transfer) transfer_fail(transfer, TUTTI_ABORTED, 0);
+    if (transfer) transfer_fail(transfer, TUTTI_ABORTED);
 }
 /* Handles an envelope that is not eager. Not inlined, to keep the path of eager messages small. */
 __attribute__((noinline)) static void shm_link_handle_envelope(struct shm *shm, struct shm_link *link,
@@ -403,7 +403,7 @@ void shm_link_lose_peer(struct shm *shm, struct shm_link *link, tutti_status sta
     transfer_list_fail_all(&link->outbox, status);
     transfer_list_fail_all(&link->streams, status);
     transfer_list_fail_all(&link->shares, status);
-    if (link->helped_send) transfer_fail(link->helped_send, status, 0);
+    if (link->helped_send) transfer_fail(link->helped_send, status);
     link->helped_send = NULL;
     link->is_lost = true;
     shm_link_deactivate(shm, link);

@@ -40,7 +40,7 @@ enum envelope_kind {
     ENVELOPE_ANNOUNCE,
     /* The receive of `id` is posted, and the sender may stream. */
     ENVELOPE_CLEAR,
-    /* The receive of `id` wants `bytes` bytes, which differs from the send. */
+    /* The receive of `id` wants `bytes` bytes of the type in `name`, which differ from those of the send. */
     ENVELOPE_MISMATCH,
     /* The sender has cancelled the send `id`. */
     ENVELOPE_WITHDRAW,

@@ -179,6 +179,25 @@ static void test_lengths_that_differ_are_both_reported(void **state)
     world_threads(2, NULL, lengths_differ, &small);
     world_threads(2, NULL, lengths_differ, &large);
 }
+/* Both messages have `count` elements of the same size. */
+static void types_differ(struct rank *me)
+{
+    static char data[200000];
+    size_t count = *(const size_t *)me->context;
+    tutti_status status = me->rank == 0 ? tutti_send(data, count, TUTTI_INT32, 1, 4, me->comm, NULL)
+                                        : tutti_recv(data, count, TUTTI_FLOAT32, 0, 4, me->comm, NULL);
+    /* A small send may have completed. Then the barrier reports the failure. */
+    if (status == TUTTI_OK && me->rank == 0) status = tutti_barrier(me->comm, NULL);
+    REQUIRE(status == TUTTI_MISMATCH);
+    REQUIRE(strstr(tutti_get_last_error(), "bytes of int32") && strstr(tutti_get_last_error(), "bytes of float32"));
+}
+static void test_types_that_differ_are_both_reported(void **state)
+{
+    (void)state;
+    size_t small = 25, large = 50000;
+    world_threads(2, NULL, types_differ, &small);
+    world_threads(2, NULL, types_differ, &large);
+}
 unit_function test_messages;
 int test_messages(void)
 {
@@ -189,6 +208,7 @@ int test_messages(void)
         cmocka_unit_test(test_messages_arrive_on_threads),
         cmocka_unit_test(test_waiting_for_an_unmatched_message_to_oneself_is_refused),
         cmocka_unit_test(test_lengths_that_differ_are_both_reported),
+        cmocka_unit_test(test_types_that_differ_are_both_reported),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

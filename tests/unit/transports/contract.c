@@ -266,6 +266,36 @@ static void bytes_that_differ(struct rank *me)
     free(got);
     exchange(me, 100000, true);
 }
+/* Messages of every size meet a receive of another type, which reports the sender's type; the send reports that of the
+   receive, unless it has completed before. */
+static void types_that_differ(struct rank *me)
+{
+    unsigned char *sent = buffer(200000), *got = buffer(200000);
+    static const size_t lengths[] = { 0, 8, 3000, 100000, 200000 };
+    for (size_t k = 0; k < sizeof lengths / sizeof *lengths; k++)
+        for (int late = 0; late < 2; late++) {
+            struct piece from = piece_whole(sent, lengths[k]), to = piece_whole(got, lengths[k]);
+            struct transfer out = { .name = message_name_of_user((uint32_t)k, TUTTI_INT32), .peer = next_of(me) };
+            struct transfer in = { .name = message_name_of_user((uint32_t)k, TUTTI_FLOAT32), .peer = before(me) };
+            out.is_send = true;
+            out.pieces = &from;
+            in.pieces = &to;
+            out.piece_count = in.piece_count = 1;
+            router_post(me->router, late ? &out : &in);
+            rank_meet(me);
+            router_post(me->router, late ? &in : &out);
+            rank_await(me, &in, 1);
+            rank_await(me, &out, 1);
+            REQUIRE(in.state == TRANSFER_FAILED && in.status == TUTTI_MISMATCH && in.peer_dtype == TUTTI_INT32);
+            REQUIRE(in.peer_bytes == lengths[k] && in.source == before(me));
+            REQUIRE(out.state == TRANSFER_DONE ? lengths[k] <= MOST_EAGER
+                                               : out.status == TUTTI_MISMATCH && out.peer_dtype == TUTTI_FLOAT32);
+            REQUIRE(got[0] == 0xee);
+        }
+    free(sent);
+    free(got);
+    exchange(me, 100000, true);
+}
 
 /* ---- oneself ---- */
 static void to_oneself(struct rank *me)
@@ -451,6 +481,7 @@ static body *const bodies[] = {
     padding_is_skipped_on_both_sides,
     pieces_are_cut_differently,
     bytes_that_differ,
+    types_that_differ,
     to_oneself,
     a_cancelled_receive_takes_nothing,
     a_cancelled_send_is_not_received,

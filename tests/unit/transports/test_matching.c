@@ -85,6 +85,19 @@ static void test_names_of_distant_operations_and_tiles_differ(void **state)
     for (int i = NAMES - 1; i >= 0; i--) assert_ptr_equal(matching_take_receive(&m, 0, names[i]), &x[i]);
     matching_finish(&m);
 }
+/* A message meets a receive of another type, which then refuses it. */
+static void test_names_of_different_types_meet(void **state)
+{
+    (void)state;
+    struct matching m = { 0 };
+    struct transfer x = { .name = message_name_of_user(7, TUTTI_INT32) };
+    matching_post_receive(&m, &x);
+    assert_ptr_equal(matching_take_receive(&m, 0, message_name_of_user(7, TUTTI_FLOAT32)), &x);
+    assert_false(transfer_meet_message(&x, 0, message_name_of_user(7, TUTTI_FLOAT32), 0));
+    assert_int_equal(x.status, TUTTI_MISMATCH);
+    assert_int_equal(x.peer_dtype, TUTTI_FLOAT32);
+    matching_finish(&m);
+}
 static void test_a_cancelled_receive_is_passed_over(void **state)
 {
     (void)state;
@@ -161,6 +174,7 @@ int test_matching(void)
         cmocka_unit_test(test_arrivals_are_taken_in_order_of_arrival),
         cmocka_unit_test(test_pop_returns_the_receives_of_a_peer),
         cmocka_unit_test(test_names_of_distant_operations_and_tiles_differ),
+        cmocka_unit_test(test_names_of_different_types_meet),
         cmocka_unit_test(test_a_cancelled_receive_is_passed_over),
         cmocka_unit_test(test_only_announcements_are_withdrawn),
         cmocka_unit_test(test_freed_arrivals_are_reused),
