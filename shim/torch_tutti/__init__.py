@@ -8,7 +8,7 @@ tensors that peers can read in place (`empty()`, `shared_tensors()`, `share_buck
 gradients in fewer bytes (`compression.compress()`), grids of ranks that work together (`grid()`), layers that are
 divided among ranks (`parallel`), schedules of pipelines and their runner (`Pipeline`), mixtures of experts (`experts`),
 a parameter server (`ps.join()`), a change of the members after a failure (`reconfigure()`), `info()`, `waiting()`,
-`schedule()`, `dump_trace()`, `stream()`, `get_include()`, `Options` and the exceptions.
+`predict()`, `schedule()`, `dump_trace()`, `stream()`, `get_include()`, `Options` and the exceptions.
 Importing this module imports neither torch nor the library: torch itself imports it at start-up, through the entry
 point in `_autoload`, so each part loads when it is first used.
 """
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from torch_tutti._library import algorithms, get_include, info, schedule, waiting
     from torch_tutti._norm import all_reduce_norm, norm_rows
     from torch_tutti._memory import empty, share_buckets, shared_tensors
+    from torch_tutti._model.prediction import predict
     from torch_tutti._options import options
     from torch_tutti._pipeline import Pipeline
     from torch_tutti._reconfigure import reconfigure, reconfigure_handle
@@ -46,6 +47,7 @@ _MODULES = {
     "torch_tutti._calls": ("all_reduce",),
     "torch_tutti._grid": ("grid", "Grid"),
     "torch_tutti._norm": ("all_reduce_norm", "norm_rows"),
+    "torch_tutti._model.prediction": ("predict",),
     "torch_tutti._options": ("options",),
     "torch_tutti._pipeline": ("Pipeline",),
     "torch_tutti._stream": ("stream",),

@@ -12,6 +12,7 @@ from program_start import run_python, run_ranks, succeeded
 
 from torch_tutti import algorithms, cli
 from torch_tutti._bench.measure import Ranks
+from torch_tutti._extension import backend_of
 from torch_tutti._model import _core, command, picture, report
 from torch_tutti._model.options import CORE_NAMES
 
@@ -85,6 +86,32 @@ def test_candidates_of_every_collective_have_costs(shared):
         assert row["size"] == (3000 if name in ("all_reduce", "broadcast", "reduce") else 3000 // 12 * 12)
         assert all(cell["candidate"] and cell["predicted"] > 0 for cell in row["algorithms"].values())
         assert row["chosen"] in row["algorithms"] and row["fastest"] in row["algorithms"]
+
+
+def predict_all(world):
+    """Returns the public predictions of this rank; rank 0 alone predicts twice."""
+    import torch_tutti
+    sizes = (3000, 1 << 24)
+    times = {name: [torch_tutti.predict(name, size) for size in sizes] for name in CORE_NAMES}
+    backend = backend_of(dist.group.WORLD)
+    for name, found in times.items():
+        assert 0 < found[0] < found[1]
+        assert found[0] == _core.predict(backend, CORE_NAMES[name], "", sizes[0])["ns"] / 1e9
+    if world.rank == 0:
+        assert torch_tutti.predict("all_reduce", sizes[0], dist.group.WORLD) == times["all_reduce"][0]
+    assert torch_tutti.predict("barrier", 0) == 0.0
+    with pytest.raises(ValueError, match="predict: 'allreduce' is no collective that has a prediction; .* all_re"):
+        torch_tutti.predict("allreduce", 8)
+    with pytest.raises(ValueError, match="-1 bytes is negative"):
+        torch_tutti.predict("all_reduce", -1)
+    with pytest.raises(ValueError, match="predict: the group has no tutti backend"):
+        torch_tutti.predict("all_reduce", 8, world.gloo)
+    return times
+
+
+def test_programs_get_predictions(shared):
+    times = shared(2).run(predict_all)
+    assert times[0] == times[1]
 
 
 def only_two(world):
