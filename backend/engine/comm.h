@@ -10,6 +10,7 @@
 #include "backend/engine/failure.h"
 #include "backend/engine/fork.h"
 #include "backend/engine/group.h"
+#include "backend/engine/lateness.h"
 #include "backend/engine/launch.h"
 #include "backend/engine/messages.h"
 #include "backend/engine/progress_list.h"
@@ -49,6 +50,7 @@ struct tutti_comm {
     struct messages messages;
     struct windows windows;
     struct launcher launcher;
+    struct lateness lateness;
     struct tensor_access tensor_access;
     /* Any thread reads the outcome and sets `lost` and `stop`. The driver writes the rest. */
     struct outcome outcome;

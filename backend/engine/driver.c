@@ -160,7 +160,10 @@ bool driver_fail_if_due(tutti_comm *comm)
 {
     struct wait_set unused = { .count = 0 };
     if (comm->agreement) agreement_poll(comm);
-    if (!comm_poll_reason_to_fail(comm)) return false;
+    if (!comm_poll_reason_to_fail(comm)) {
+        lateness_check(comm);
+        return false;
+    }
     bool progressed = driver_make_progress(comm, &unused);
     /* No open operation is left to fail. */
     if (progressed && !driver_has_open_operations(comm)) return true;

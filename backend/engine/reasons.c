@@ -2,21 +2,13 @@
    the reason and fails the communicator with it. */
 #include "backend/engine/reasons.h"
 #include "backend/base/clock.h"
-#include "backend/base/memory.h"
-#include "backend/control/snapshot_socket.h"
 #include "backend/engine/comm.h"
 #include "backend/engine/error_text.h"
-#include "backend/engine/remote_states.h"
 #include "backend/engine/stream_comm.h"
 #include <stdio.h>
-#include <stdlib.h>
-#include <time.h>
 
 /* A driver that has not checked for STOPPED_MS was stopped. A message of a rank that has left may take UNDER_WAY_MS. */
 enum { STOPPED_MS = 1000, UNDER_WAY_MS = 500 };
-/* The time that other processes have to tell where their programs are, how often a process of
-   another host is asked again, and their number. */
-enum { ASK_MS = 300, ASK_AGAIN_MS = 20, MOST_ASKED = 4 };
 
 /* ---- text ---- */
 /* Writes " in " and a description of the running operation. */
@@ -25,79 +17,6 @@ static void failure_format_where(const tutti_comm *comm, char *out, size_t bytes
     char what[224];
     failure_describe_running(comm, what, sizeof what);
     snprintf(out, bytes, " in %s", what);
-}
-/* Returns an array that has true for each rank that has not begun the running operation, or NULL if memory is short. It
-   may miss ranks of other hosts. The caller frees it. */
-static bool *comm_find_absent(const tutti_comm *comm)
-{
-    const struct group *group = &comm->group;
-    bool *absent = memory_alloc_zeroed((size_t)group->size, sizeof *absent);
-    if (absent && comm->agreement) agreement_list_absent(comm->agreement, comm->run_queue.sequence, absent);
-    for (int r = 0; absent && r < group->size; r++)
-        absent[r] |= group_rank_is_here(group, r) && !executor_rank_has_arrived(&comm->executor, r);
-    return absent;
-}
-/* Writes the ranks that have not begun the running operation, as "1, 3". */
-static void failure_list_absent_ranks(const tutti_comm *comm, char *out, size_t bytes)
-{
-    bool *absent = comm_find_absent(comm);
-    size_t used = 0;
-    out[0] = 0;
-    for (int r = 0; absent && r < comm->group.size; r++)
-        if (absent[r]) used = error_text_append_rank(out, bytes, used, r);
-    free(absent);
-}
-/* Ranks whose programs are asked where they are, and the answers. */
-struct places {
-    int ranks[MOST_ASKED], count;
-    char texts[MOST_ASKED][PLACE_BYTES];
-};
-/* Asks processes of this host, all at once. */
-static void places_ask_here(const tutti_comm *comm, struct places *places, int64_t deadline_ms)
-{
-    int processes[MOST_ASKED];
-    for (int i = 0; i < places->count; i++) {
-        const struct member *member = &comm->group.members[places->ranks[i]];
-        processes[i] = group_rank_is_here(&comm->group, places->ranks[i]) ? snapshot_ask(member->identity.nonce) : -1;
-    }
-    for (int i = 0; i < places->count; i++) snapshot_receive_place(processes[i], deadline_ms, places->texts[i]);
-}
-/* Asks processes of other hosts, again and again: their programs answer later than their watch threads. */
-static void places_ask_elsewhere(const tutti_comm *comm, struct places *places, int64_t begin_ms, int64_t deadline_ms)
-{
-    struct remote_states *states = comm->agreement ? agreement_get_states(comm->agreement) : NULL;
-    struct remote_state told;
-    for (bool waits = states; waits && clock_ms() < deadline_ms;) {
-        waits = false;
-        for (int i = 0; i < places->count; i++) {
-            int rank = places->ranks[i];
-            if (group_rank_is_here(&comm->group, rank)) continue;
-            bool is_known = remote_states_find(states, rank, begin_ms, &told) && !told.state.place_is_due;
-            if (is_known) snprintf(places->texts[i], PLACE_BYTES, "%s", told.state.place);
-            else remote_states_ask(states, rank);
-            waits |= !is_known;
-        }
-        if (waits) nanosleep(&(struct timespec){ 0, ASK_AGAIN_MS * 1000000 }, NULL);
-    }
-}
-/* Writes where the programs of absent ranks of other processes are, as "; rank 3 is at train.py:19 (step)". They have
-   ASK_MS to tell. */
-static void failure_describe_absent_programs(const tutti_comm *comm, char *out, size_t bytes)
-{
-    const struct member *members = comm->group.members, *mine = &members[comm->group.rank];
-    struct places places = { .count = 0 };
-    bool *absent = comm_find_absent(comm);
-    int64_t now_ms = clock_ms();
-    size_t used = 0;
-    out[0] = 0;
-    for (int r = 0; absent && r < comm->group.size && places.count < MOST_ASKED; r++)
-        if (absent[r] && !member_shares_process(&members[r], mine)) places.ranks[places.count++] = r;
-    free(absent);
-    places_ask_here(comm, &places, now_ms + ASK_MS);
-    places_ask_elsewhere(comm, &places, now_ms, now_ms + ASK_MS);
-    for (int i = 0; i < places.count; i++)
-        if (places.texts[i][0] && bytes - used > PLACE_BYTES + 32)
-            used += (size_t)snprintf(out + used, bytes - used, "; rank %d is at %s", places.ranks[i], places.texts[i]);
 }
 /* Describes a call on streams that a rank has made instead of the running operation of the host, or writes an empty
    text. */
@@ -178,13 +97,13 @@ static tutti_status comm_fail_late_operation(tutti_comm *comm, const struct oper
     const char *none_absent = comm->agreement
         ? "no rank is known to be missing: one is too slow or stopped, or one of another host has not made this call"
         : "all ranks have come, but one is too slow or stopped";
-    char what[224], absent[128] = "", ahead[192], places[3 * PLACE_BYTES] = "";
+    char what[224], absent[128] = "", ahead[192], places[384] = "";
     if (op->collective == POINT_TO_POINT) return comm_fail_late_message(comm, op);
     if (op->collective == WINDOW_OPERATION) return comm_fail_late_window(comm, op);
     failure_describe_running(comm, what, sizeof what);
-    failure_list_absent_ranks(comm, absent, sizeof absent);
+    late_ranks_list(comm, absent, sizeof absent);
     failure_describe_call_ahead(comm, ahead, sizeof ahead);
-    if (!ahead[0]) failure_describe_absent_programs(comm, places, sizeof places);
+    if (!ahead[0]) late_ranks_describe_programs(comm, places, sizeof places);
     return comm_fail(comm, TUTTI_TIMEOUT, "rank %d reached the timeout of %lld ms in %s: %s%s%s%s", comm->group.rank,
         (long long)atomic_load(&op->limit.timeout_ms), what,
         absent[0] ? "this call has not been made by rank " : none_absent, absent, ahead, places);

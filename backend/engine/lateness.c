@@ -1,0 +1,153 @@
+#include "backend/engine/lateness.h"
+#include "backend/base/clock.h"
+#include "backend/base/log.h"
+#include "backend/base/memory.h"
+#include "backend/base/settings.h"
+#include "backend/engine/comm.h"
+#include "backend/engine/error_text.h"
+#include "backend/engine/remote_states.h"
+#include <stdio.h>
+#include <stdlib.h>
+#include <time.h>
+
+/* The time that other processes have to tell where their programs are, how often a process of another host is asked
+   again, and their number. */
+enum { ASK_MS = 300, ASK_AGAIN_MS = 20, MOST_ASKED = 4 };
+/* The first calls of a group wait for ranks that still load, and are never slow. A collective is slow if it waits
+   SLOW_FACTOR times as long as expected. If two checks are GAP_MS apart, the process was stopped. */
+enum { FIRST_CALLS = 16, SLOW_FACTOR = 10, GAP_MS = 1000 };
+
+/* ---- ranks that have not come ---- */
+/* Returns an array that has true for each rank that has not begun the running operation, or NULL if memory is short. It
+   may miss ranks of other hosts. The caller frees it. */
+static bool *comm_find_absent(const tutti_comm *comm)
+{
+    const struct group *group = &comm->group;
+    bool *absent = memory_alloc_zeroed((size_t)group->size, sizeof *absent);
+    if (absent && comm->agreement) agreement_list_absent(comm->agreement, comm->run_queue.sequence, absent);
+    for (int r = 0; absent && r < group->size; r++)
+        absent[r] |= group_rank_is_here(group, r) && !executor_rank_has_arrived(&comm->executor, r);
+    return absent;
+}
+void late_ranks_list(const tutti_comm *comm, char *out, size_t bytes)
+{
+    bool *absent = comm_find_absent(comm);
+    size_t used = 0;
+    out[0] = 0;
+    for (int r = 0; absent && r < comm->group.size; r++)
+        if (absent[r]) used = error_text_append_rank(out, bytes, used, r);
+    free(absent);
+}
+/* Ranks whose programs are asked where they are, and the answers. */
+struct places {
+    int ranks[MOST_ASKED], count;
+    char texts[MOST_ASKED][PLACE_BYTES];
+};
+/* Asks processes of this host, all at once. */
+static void places_ask_here(const tutti_comm *comm, struct places *places, int64_t deadline_ms)
+{
+    int processes[MOST_ASKED];
+    for (int i = 0; i < places->count; i++) {
+        const struct member *member = &comm->group.members[places->ranks[i]];
+        processes[i] = group_rank_is_here(&comm->group, places->ranks[i]) ? snapshot_ask(member->identity.nonce) : -1;
+    }
+    for (int i = 0; i < places->count; i++) snapshot_receive_place(processes[i], deadline_ms, places->texts[i]);
+}
+/* Asks processes of other hosts, again and again: their programs answer later than their watch threads. */
+static void places_ask_elsewhere(const tutti_comm *comm, struct places *places, int64_t begin_ms, int64_t deadline_ms)
+{
+    struct remote_states *states = comm->agreement ? agreement_get_states(comm->agreement) : NULL;
+    struct remote_state told;
+    for (bool waits = states; waits && clock_ms() < deadline_ms;) {
+        waits = false;
+        for (int i = 0; i < places->count; i++) {
+            int rank = places->ranks[i];
+            if (group_rank_is_here(&comm->group, rank)) continue;
+            bool is_known = remote_states_find(states, rank, begin_ms, &told) && !told.state.place_is_due;
+            if (is_known) snprintf(places->texts[i], PLACE_BYTES, "%s", told.state.place);
+            else remote_states_ask(states, rank);
+            waits |= !is_known;
+        }
+        if (waits) nanosleep(&(struct timespec){ 0, ASK_AGAIN_MS * 1000000 }, NULL);
+    }
+}
+void late_ranks_describe_programs(const tutti_comm *comm, char *out, size_t bytes)
+{
+    const struct member *members = comm->group.members, *mine = &members[comm->group.rank];
+    struct places places = { .count = 0 };
+    bool *absent = comm_find_absent(comm);
+    int64_t now_ms = clock_ms();
+    size_t used = 0;
+    out[0] = 0;
+    for (int r = 0; absent && r < comm->group.size && places.count < MOST_ASKED; r++)
+        if (absent[r] && !member_shares_process(&members[r], mine)) places.ranks[places.count++] = r;
+    free(absent);
+    places_ask_here(comm, &places, now_ms + ASK_MS);
+    places_ask_elsewhere(comm, &places, now_ms, now_ms + ASK_MS);
+    for (int i = 0; i < places.count; i++)
+        if (places.texts[i][0] && bytes - used > PLACE_BYTES + 32)
+            used += (size_t)snprintf(out + used, bytes - used, "; rank %d is at %s", places.ranks[i], places.texts[i]);
+}
+
+/* ---- slow collectives ---- */
+/* Adds the time since the last check to the wait of the running collective, or begins with the wait of the next one. */
+static void lateness_add_time(struct lateness *lateness, uint64_t number, int64_t now_ms)
+{
+    int64_t gap_ms = now_ms - lateness->checked_ms;
+    lateness->checked_ms = now_ms;
+    if (lateness->number == number) {
+        if (gap_ms < GAP_MS) lateness->waited_ms += gap_ms;
+        return;
+    }
+    if (lateness->number > FIRST_CALLS) lateness->earlier_ms += lateness->waited_ms;
+    lateness->number = number;
+    lateness->waited_ms = 0;
+}
+/* Returns how long the collectives between the first ones and the running one waited on average. */
+static int64_t lateness_usual_ms(const struct lateness *lateness)
+{
+    return lateness->earlier_ms / (int64_t)(lateness->number - FIRST_CALLS);
+}
+static bool running_call_is_slow(const tutti_comm *comm, int64_t least_ms)
+{
+    const struct lateness *lateness = &comm->lateness;
+    double predicted_ms = comm->launcher.recent[comm->run_queue.head->collective].chosen.cost / 1e6;
+    return lateness->number > FIRST_CALLS && lateness->waited_ms >= least_ms
+        && lateness->waited_ms >= SLOW_FACTOR * lateness_usual_ms(lateness)
+        && (double)lateness->waited_ms >= SLOW_FACTOR * predicted_ms;
+}
+/* Returns true if no rank of this host with a lower number waits in the same call. */
+static bool rank_is_first_to_wait(const tutti_comm *comm)
+{
+    for (int r = 0; r < comm->group.rank; r++)
+        if (group_rank_is_here(&comm->group, r) && executor_rank_has_arrived(&comm->executor, r)) return false;
+    return true;
+}
+/* Logs that the running collective is slow. One rank of the host warns, and the log of the others has it as
+   information. */
+static void running_call_log_slow(const tutti_comm *comm)
+{
+    enum log_level level = rank_is_first_to_wait(comm) ? LOG_WARN : LOG_INFO;
+    char what[224], late[128], places[3 * PLACE_BYTES];
+    if ((int)level > log_limit) return;
+    failure_describe_running(comm, what, sizeof what);
+    late_ranks_list(comm, late, sizeof late);
+    late_ranks_describe_programs(comm, places, sizeof places);
+    log_write(level,
+        "rank %d has waited %lld ms in %s; earlier calls waited %lld ms on average: %s%s%s (a group warns once; "
+        "TUTTI_SLOW_MS)",
+        comm->group.rank, (long long)comm->lateness.waited_ms, what, (long long)lateness_usual_ms(&comm->lateness),
+        late[0] ? "this call has not been made by rank "
+                : "all ranks of this host have come, but one of another host has not, or a rank or the network is slow",
+        late, places);
+}
+void lateness_check(tutti_comm *comm)
+{
+    struct lateness *lateness = &comm->lateness;
+    int64_t least_ms = settings_get()->slow_ms;
+    if (!comm->run_queue.head_has_begun || lateness->has_warned || !least_ms) return;
+    lateness_add_time(lateness, comm->run_queue.head->sequence, clock_ms());
+    if (!running_call_is_slow(comm, least_ms)) return;
+    lateness->has_warned = true;
+    running_call_log_slow(comm);
+}
