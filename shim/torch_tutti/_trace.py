@@ -70,7 +70,7 @@ def read(folder: str, prefix: str | None = None) -> Traces:
         condition = "" if prefix is None else f" that begin with {prefix!r} and end in a rank"
         raise ValueError(f"there are no traces{condition} in {folder}. {_where_traces_are(folder)}")
     _check_one_kind(folder, {file_prefix for _, file_prefix in files})
-    traces = {path: _load(path) for path, _ in files}
+    traces = {path: load(path) for path, _ in files}
     if prefix is None:                                  # a prefix may end in a digit; the trace has the rank
         files = [(path, _prefix_of(path, file_prefix, traces[path])) for path, file_prefix in files]
         _check_one_kind(folder, {file_prefix for _, file_prefix in files})
@@ -107,7 +107,7 @@ def _where_traces_are(folder: str) -> str:
             "error, after the error itself")
 
 
-def _load(path: Path) -> dict[str, Any]:
+def load(path: Path) -> dict[str, Any]:
     """Returns the trace in a file. Raises ValueError with the problem if the file is not a valid trace, OSError if it
     cannot be read."""
     try:
@@ -349,11 +349,16 @@ def _message_text(entry: Entry, group: Group) -> str:
     return f"{_call_text(entry)} {preposition} {peer_text}"
 
 
+def frame_of(entry: Entry) -> Frame | None:
+    """Returns the frame of the program that made the call, or None: the innermost one outside of installed packages,
+    else the innermost one outside of torch and tutti."""
+    return _program_line.find(Frame(frame["name"], frame["filename"], frame["line"])
+                              for frame in entry.get("frames", []))
+
+
 def _site(entry: Entry) -> str:
-    """Returns the line of the program that made the call, or "": the innermost stack frame outside of installed
-    packages, else the innermost one outside of torch and tutti."""
-    frame = _program_line.find(Frame(frame["name"], frame["filename"], frame["line"])
-                               for frame in entry.get("frames", []))
+    """Returns the line of the program that made the call, or ""."""
+    frame = frame_of(entry)
     return f"({frame.name}, {frame.filename}:{frame.line})" if frame else ""
 
 

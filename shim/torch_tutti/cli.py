@@ -194,6 +194,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if words[:1] == ["run"]:                            # arguments after the program belong to the program
         options, program = _run.split(words[1:])
         words = ["run", *options]
+    elif words[:1] == ["doctor"] and "--" in words:
+        words, program = words[:words.index("--")], words[words.index("--"):]
     chosen = _parser().parse_args(words)
     chosen.program, chosen.words = program, words
     try:

@@ -487,7 +487,7 @@ def dump_over_links(world, folder):
         path.with_name(name).symlink_to(victim)
     dist.all_reduce(torch.ones(2))
     tutti.dump_trace()
-    return victim.read_text(), path.is_symlink(), oct(path.stat().st_mode & 0o777), len(_trace._load(path)["entries"])
+    return victim.read_text(), path.is_symlink(), oct(path.stat().st_mode & 0o777), len(_trace.load(path)["entries"])
 
 
 def test_a_trace_is_not_written_through_a_link(recorded, tmp_path):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import sys
 from typing import Any
 
 from torch_tutti._doctor import findings
@@ -44,7 +45,50 @@ def _report(hosts: dict[int, tuple[str, list[Finding]]], place: Place | None, pr
     return findings.exit_code(every)
 
 
+# ---- explanations ----
+def _explain_files(arguments: argparse.Namespace) -> int:
+    """Explains what the files tell. Returns 1 if they tell of a failure, else 0."""
+    from torch_tutti._doctor import records
+    from torch_tutti._doctor.explanation import describe_traces, explain
+    try:
+        told = records.read(arguments.files)
+    except (ValueError, OSError) as error:
+        arguments.refuse(str(error))
+    found = explain(told)
+    if arguments.json:
+        return _report({0: ("", found)}, None, True)
+    traces = describe_traces(told)
+    print("\n".join([*(findings.lines(found) or ["no failure was found"]), *(["", traces] if traces else [])]))
+    return findings.exit_code(found)
+
+
+def _run_command(arguments: argparse.Namespace) -> int:
+    """Runs the command after --, and explains its failure on standard error. Returns the command's exit code."""
+    from torch_tutti._doctor.explanation import explain
+    from torch_tutti._doctor.program import run
+    command = arguments.program[1:]
+    if not command:
+        arguments.refuse("there is no command after --")
+    if arguments.json or any(option is not None for option in (arguments.rank, arguments.hosts, arguments.at)):
+        arguments.refuse("options are for checks, and do not go with a command after --")
+    try:
+        code, told = run(command)
+    except (ValueError, OSError) as error:
+        arguments.refuse(str(error))
+    found = explain(told)
+    unexplained = "; no failure was found" if code == 0 else "; its output and traces do not tell why"
+    text = [f"tutti doctor: the command has ended with {code}{'' if found else unexplained}"]
+    print("\n".join([*text, *findings.lines(found)]), file=sys.stderr, flush=True)
+    return code
+
+
 def _run(arguments: argparse.Namespace) -> int:
+    if arguments.program and arguments.files:
+        arguments.refuse("give files, or a command after --, not both")
+    if arguments.program:
+        return _run_command(arguments)
+    if arguments.files:
+        return _explain_files(arguments)
     try:
         place = find_place(arguments.rank, arguments.hosts, arguments.at, arguments.timeout, os.environ)
     except ValueError as error:
@@ -55,11 +99,16 @@ def _run(arguments: argparse.Namespace) -> int:
 def add_parser(commands: Any) -> None:
     """Adds `doctor` to the commands of `tutti`. commands: the subparsers of argparse."""
     parser = commands.add_parser(
-        "doctor", help="check this machine, and the network between hosts, before a job runs",
+        "doctor", usage="tutti doctor [options] [FILE ... | -- COMMAND ...]",
+        help="check a machine and the network before a job runs, or explain a failed job",
         description="Checks this machine: versions, settings, limits, memory, cores, the kernel, the network. With "
                     "--rank, --hosts and --at, or in the environment of torchrun or script/hosts, the hosts meet and "
-                    "also check the connections between them. Exit code: 0 if there is no problem (warnings are none), "
-                    "1 if there is one, 2 for wrong usage.")
+                    "also check the connections between them. With files it checks nothing, but explains what happened "
+                    "to the job that wrote them; with a command after -- it runs the command, explains its failure, "
+                    "and returns its exit code. Exit code: 0 if there is no problem (warnings are none), 1 if there is "
+                    "one, 2 for wrong usage.")
+    parser.add_argument("files", nargs="*", metavar="FILE", help="traces of the flight recorder and logs of a job "
+                                                                 "that failed, or folders of them")
     parser.add_argument("--rank", type=int, metavar="R", help="number of this host, from 0 (default: RANK, NODE_RANK)")
     parser.add_argument("--hosts", type=int, metavar="N", help="number of hosts (default: WORLD_SIZE, NNODES)")
     parser.add_argument("--at", metavar="HOST:PORT", help="where they meet: an address of host 0 and a free port there "
