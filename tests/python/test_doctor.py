@@ -58,6 +58,8 @@ def test_healthy_machine_has_no_fault(healthy):
     assert faults(healthy()) == []
     assert faults(healthy(environment={"TUTTI_PORTS": "30000-30100", "LOCAL_WORLD_SIZE": "4", "OMP_NUM_THREADS": "2",
                                        "MASTER_PORT": "29500", "TUTTI_SLOTS": "3"}, store_host="node1")) == []
+    # torchrun --standalone takes any port, and listens there before the ranks start.
+    assert faults(healthy(environment={"MASTER_PORT": "40000", "TORCHELASTIC_USE_AGENT_STORE": "True"})) == []
 
 
 WARNING, PROBLEM = findings.WARNING, findings.PROBLEM
@@ -118,6 +120,16 @@ def test_machine_that_hides_its_files_is_no_problem(healthy):
 
 
 # ---- the choice of an interface ----
+@pytest.mark.parametrize("fields, reason", [
+    ({}, "by the first that is up"), ({"store_host": "node1"}, "by the first that is up"),
+    ({"store_host": "node1", "route_source": lambda host: "10.0.0.1"}, "by the route to node1"),
+    ({"environment": {"TUTTI_SOCKET_IFNAME": "eth"}}, "by TUTTI_SOCKET_IFNAME"),
+])
+def test_reason_of_the_choice_is_shown(healthy, fields, reason):
+    found, = network_checks.check_interface(healthy(**fields))
+    assert found.found == f"eth0 (10.0.0.1), {reason}; 10 Gbit/s, MTU 1500"
+
+
 DOWN, LINK_LOCAL = Interface("eth1", "10.2.0.1", False), Interface("eth2", "169.254.1.1", True)
 SIX = Interface("eth0", "fd77::1", True)
 

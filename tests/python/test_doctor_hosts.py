@@ -115,6 +115,8 @@ def test_port_without_an_answer_is_named():
 def test_equal_hosts_and_good_paths_have_no_fault():
     assert list(compare_hosts(ONE, OTHER)) == []
     assert [finding.level for finding in judge_path(ONE, 1, OTHER, GOOD)] == [findings.OK]
+    same_host, = judge_path(ONE, 1, ONE, GOOD._replace(mbit=100.0))
+    assert same_host.level == findings.OK
 
 
 @pytest.mark.parametrize("changes, level, text", [

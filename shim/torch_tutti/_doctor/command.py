@@ -18,12 +18,14 @@ _TIMEOUT_S = 30.0
 
 # ---- checks ----
 def _check(place: Place | None) -> dict[int, tuple[str, list[Finding]]]:
-    """Checks this machine, and with a place the connections to other hosts. Returns names and findings of hosts by
-    number."""
+    """Checks this machine, and with a place the connections to other hosts. Only the first rank of torchrun on a
+    machine checks the machine. Returns names and findings of hosts by number."""
     from torch_tutti._doctor import machine_checks, network_checks
     from torch_tutti._doctor.machine import read_machine
     here = read_machine(place.store_host if place else os.environ.get("MASTER_ADDR", ""))
-    found = [finding for check in (*machine_checks.CHECKS, *network_checks.CHECKS) for finding in check(here)]
+    checks = (*machine_checks.CHECKS, *network_checks.CHECKS)
+    is_first = place is None or os.environ.get("LOCAL_RANK", "0") == "0"
+    found = [finding for check in checks if is_first for finding in check(here)]
     if place is None:
         return {0: (here.name, found)}
     from torch_tutti._doctor.host_checks import check_hosts

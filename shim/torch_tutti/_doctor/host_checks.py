@@ -86,7 +86,8 @@ def judge_path(mine: Host, rank: int, other: Host, path: Path) -> Iterator[Findi
 
 
 def _judge_speed(mine: Host, check: str, target: str, other: Host, path: Path) -> Iterator[Finding]:
-    speeds = [speed for speed in (mine.speed_mbit, other.speed_mbit) if speed]
+    # Ranks of one host do not use the interface.
+    speeds = [speed for speed in (mine.speed_mbit, other.speed_mbit) if speed and mine.address != other.address]
     text = f"{target} answers; {speed_text(path.mbit)} by one connection"
     text += f", of {speed_text(min(speeds))}" if speeds else ""
     text += f"; path MTU {path.mtu}" if path.mtu else ""

@@ -98,14 +98,15 @@ def check_memory(machine: Machine) -> Iterator[Finding]:
     """Checks free memory, shared memory and /dev/shm."""
     available = re.search(r"^MemAvailable:\s*(\d+) kB", machine.read("proc/meminfo") or "", re.MULTILINE)
     limit = _cgroup_limit(machine, "memory.max")
-    free = min([int(available[1]) * KIB] if available else [], default=None)
-    if free is not None and limit is not None and limit < free:
+    free = int(available[1]) * KIB if available else None
+    text = "unknown" if free is None else f"{_size_text(free)} are free"
+    if limit is not None and (free is None or limit < free):
         text, free = f"{_size_text(limit)}, the limit of the container or service", limit
+    if free is not None and free < _LITTLE_MEMORY:
+        yield Finding(WARNING, "memory", text, "end other programs or raise the limit: a kernel that is short of "
+                      "memory kills ranks")
     else:
-        text = "unknown" if free is None else f"{_size_text(free)} are free"
-    is_little = free is not None and free < _LITTLE_MEMORY
-    yield Finding(WARNING if is_little else OK, "memory", text, "a kernel without memory kills ranks" if is_little
-                  else "")
+        yield Finding(OK, "memory", text)
     if machine.shared_memory_error:
         yield Finding(PROBLEM, "shared memory", f"memfd_create fails: {machine.shared_memory_error}",
                       "allow it (seccomp profile of the container, ulimit -f); ranks of one host need it")

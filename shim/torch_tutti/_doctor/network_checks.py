@@ -9,15 +9,19 @@ from torch_tutti._doctor.interfaces import Interface, choose, read_mtu, read_spe
 from torch_tutti._doctor.machine import Machine
 from torch_tutti._doctor.ports import parse_range, read_ephemeral, read_listening
 
-_LEAST_MTU = 1500                                       # bytes
+# Tunnels of clouds and clusters take up to a hundred bytes of Ethernet's 1500.
+_LEAST_MTU = 1400                                       # bytes
 # A rank listens for links, and for messages.
 _PORTS_OF_RANK = 2
 
 
 def chosen_interface(machine: Machine) -> Interface | None:
     """Returns the interface that tutti uses on this machine for links and messages between hosts, or None."""
-    source = machine.route_source(machine.store_host) if machine.store_host else None
-    return choose(machine.interfaces, machine.environment.get("TUTTI_SOCKET_IFNAME", ""), source)
+    return choose(machine.interfaces, machine.environment.get("TUTTI_SOCKET_IFNAME", ""), _route_source(machine))
+
+
+def _route_source(machine: Machine) -> str | None:
+    return machine.route_source(machine.store_host) if machine.store_host else None
 
 
 def check_interface(machine: Machine) -> Iterator[Finding]:
@@ -38,7 +42,7 @@ def check_interface(machine: Machine) -> Iterator[Finding]:
 def _check_chosen(machine: Machine, chosen: Interface) -> Iterator[Finding]:
     speed, mtu = read_speed_mbit(chosen.name, machine.root), read_mtu(chosen.name, machine.root)
     reason = "TUTTI_SOCKET_IFNAME" if machine.environment.get("TUTTI_SOCKET_IFNAME") else \
-        f"the route to {machine.store_host}" if machine.store_host else "the first that is up"
+        f"the route to {machine.store_host}" if _route_source(machine) else "the first that is up"
     text = f"{chosen.name or 'unknown'} ({chosen.address}), by {reason}; "
     text += f"{speed_text(speed) if speed else 'speed unknown'}, MTU {mtu or 'unknown'}"
     others = {one.name: other_speed for one in machine.interfaces
@@ -50,8 +54,8 @@ def _check_chosen(machine: Machine, chosen: Interface) -> Iterator[Finding]:
     else:
         yield Finding(OK, "interface", text)
     if mtu and mtu < _LEAST_MTU:
-        yield Finding(WARNING, "MTU", f"{mtu} bytes on {chosen.name}, less than Ethernet's {_LEAST_MTU}",
-                      "a tunnel costs that; otherwise ip link set mtu 1500")
+        yield Finding(WARNING, "MTU", f"{mtu} bytes on {chosen.name}: small packets cost processor time",
+                      f"ip link set {chosen.name} mtu 1500, if the network carries that")
 
 
 def check_names(machine: Machine) -> Iterator[Finding]:
@@ -77,7 +81,8 @@ def check_ports(machine: Machine) -> Iterator[Finding]:
     """Checks TUTTI_PORTS and MASTER_PORT against the ephemeral ports and those that are taken."""
     text, ephemeral = machine.environment.get("TUTTI_PORTS", ""), read_ephemeral(machine.root)
     master = machine.number("MASTER_PORT")
-    if master in ephemeral:
+    # torchrun has taken the port already if the ranks use its store.
+    if master in ephemeral and machine.environment.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
         yield Finding(WARNING, "store's port", f"MASTER_PORT={master} is an ephemeral port, which the kernel gives to "
                       "other connections", f"choose one outside of {_range_text(ephemeral)}")
     try:

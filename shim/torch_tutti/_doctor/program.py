@@ -8,6 +8,7 @@ import tempfile
 import threading
 import time
 from pathlib import Path
+from typing import BinaryIO
 
 from torch_tutti import _recorder, _run
 from torch_tutti._doctor import records
@@ -66,7 +67,7 @@ def _run_recorded(words: list[str], environment: dict[str, str], log: Path) -> i
     return code if code >= 0 else _SIGNALED - code
 
 
-def _copy(process: subprocess.Popen, copy) -> None:
+def _copy(process: subprocess.Popen[bytes], copy: BinaryIO) -> None:
     """Writes the standard error of a process to this one's and to a file, as it comes."""
     while piece := os.read(process.stderr.fileno(), _PIECE_BYTES):
         try:
