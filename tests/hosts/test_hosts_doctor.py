@@ -17,8 +17,7 @@ def examined(some, ranks=(0, 1), timeout_s=60, ports=()):
     those of all hosts that it printed. ports: TUTTI_PORTS of each host."""
     running = []
     for rank in ranks:
-        environment = {name: value for name, value in os.environ.items() if not name.startswith("TUTTI_")}
-        environment.update({"OMP_NUM_THREADS": "1", **({"TUTTI_PORTS": ports[rank]} if ports else {})})
+        environment = dict(os.environ, OMP_NUM_THREADS="1", TUTTI_HOSTS="", TUTTI_PORTS=ports[rank] if ports else "")
         command = [sys.executable, "-m", "torch_tutti", "doctor", "--json", "--rank", rank, "--hosts", 2, "--timeout",
                    timeout_s, "--at", f"{address_of(0)}:29500"]
         running.append(some.start(rank, command, env=environment, stdout=subprocess.PIPE, text=True))

@@ -54,7 +54,8 @@ def check_settings(machine: Machine) -> Iterator[Finding]:
                           f"allowed: {rows[name]['range']}")
             faults += 1
     if not faults:
-        yield Finding(OK, "settings", " ".join(f"{name}={value}" for name, value in mine.items()) or "none is set")
+        told = " ".join(f"{name}={value}" for name, value in mine.items() if value)
+        yield Finding(OK, "settings", told or "none is set")
 
 
 def _is_within(value: str, allowed: str) -> bool:
