@@ -1,5 +1,6 @@
 /* The module torch_tutti._C. Its file is named after its torch: _C_2_13 for torch 2.13. Python must have imported torch
  * before it imports this module. */
+#include "shim/checks.hpp"
 #include "shim/futures.hpp"
 #include "shim/memory.hpp"
 #include "shim/process_group.hpp"
@@ -142,10 +143,12 @@ static void call_functions_bind(py::module_ &module)
 {
     module.def(
         "_options_open",
-        [](uint64_t block, std::string algorithm, const std::optional<std::chrono::milliseconds> &timeout) {
-            tutti::call_options_open_block(block, { std::move(algorithm), timeout.value_or(c10d::kUnsetTimeout) });
+        [](uint64_t block, std::string algorithm, const std::optional<std::chrono::milliseconds> &timeout,
+            const std::string &tag) {
+            tutti::call_options_open_block(block,
+                { std::move(algorithm), timeout.value_or(c10d::kUnsetTimeout), tutti::text_keep(tag) });
         },
-        py::arg("block"), py::arg("algorithm"), py::arg("timeout"));
+        py::arg("block"), py::arg("algorithm"), py::arg("timeout"), py::arg("tag"));
     module.def("_options_close", &tutti::call_options_close_block, py::arg("block"));
     /* Runs a blocking all-reduce, without a Work if that is possible. */
     module.def(
@@ -221,6 +224,21 @@ static std::vector<py::list> records_symbolize_frames(const std::vector<tutti::R
     }
     return all;
 }
+/* Returns the line of the program in a Python stack, or "". */
+static std::string stack_get_place_in_python(const std::shared_ptr<torch::CapturedTraceback> &stack)
+{
+    if (!Py_IsInitialized()) return "";
+    py::gil_scoped_acquire gil;
+    try {
+        std::vector<tutti::Record> records(1);
+        records[0].stack = stack;
+        py::object describe = py::module_::import("torch_tutti._program_line").attr("describe");
+        return describe(records_symbolize_frames(records)[0]).cast<std::string>();
+    } catch (const std::exception &) {
+        /* The caller raises an error next, which matters more than its line. */
+        return "";
+    }
+}
 /* Returns a list of the groups, and a list of the operations among the newest `max_records` records. Both are lists of
  * dicts. A field that torch's format also has is named as there. */
 static py::tuple recording_to_python(size_t max_records)
@@ -242,7 +260,7 @@ static py::tuple recording_to_python(size_t max_records)
             "op_id"_a = record.operation, "profiling_name"_a = record.name, "time_created_ns"_a = record.began_ns,
             "ended_ns"_a = record.ended_ns, "input_sizes"_a = record.inputs.sizes,
             "input_dtypes"_a = record.inputs.types, "output_sizes"_a = record.outputs.sizes,
-            "output_dtypes"_a = record.outputs.types, "timeout_ms"_a = record.timeout_ms,
+            "output_dtypes"_a = record.outputs.types, "timeout_ms"_a = record.timeout_ms, "tag"_a = record.tag,
             "is_p2p"_a = record.is_message, "status"_a = static_cast<int>(record.outcome), "failure"_a = record.text,
             "frames"_a = frames[i]));
     }
@@ -253,10 +271,14 @@ static void recorder_functions_bind(py::module_ &module)
     module.def(
         "_record",
         [](size_t capacity, bool stacks) {
-            tutti::recorder::recording_start(capacity, stacks, &failure_report_to_python);
+            tutti::recorder::recording_start(capacity, stacks, &failure_report_to_python, &stack_get_place_in_python);
         },
         py::arg("capacity"), py::arg("stacks"), py::call_guard<py::gil_scoped_release>(),
         "Switches the flight recorder on for groups that are made later. A second call has no effect.");
+    module.def(
+        "_check_results",
+        [](bool warns) { tutti::check_mode_set(warns ? tutti::CheckMode::warn : tutti::CheckMode::raise); },
+        py::arg("warns"), "Switches the checks of TUTTI_DEBUG on for groups that are made later.");
     module.def("_own_rank", &tutti::recorder::rank_get);
     module.def("_set_own_rank", &tutti::recorder::rank_set, py::arg("rank"));
     module.def("_recorded", &recording_to_python, py::arg("most"),

@@ -1,5 +1,6 @@
 /* Maps statuses to Python's exceptions, counts forks, and closes communicators. */
 #include "shim/communicator.hpp"
+#include "shim/checks.hpp"
 #include "shim/gil.hpp"
 #include "shim/signals.hpp"
 #include <c10/util/Exception.h>
@@ -84,6 +85,7 @@ void Communicator::abort()
 void Communicator::close()
 {
     if (closed_.exchange(true)) return;
+    if (checks) checks->close();
     /* With operations on streams, tutti_comm_destroy may wait for some seconds. */
     std::optional<GilRelease> released;
     if (streams.is_open() && Py_IsInitialized()) released.emplace();

@@ -33,6 +33,7 @@ unsigned process_count_forks();
 /* Returns the number for a new group of this process: 1, 2, … */
 uint64_t process_take_group_number();
 
+class ResultChecks;
 /* Holds a reference to the core's communicator. A group and its Works share this object, so each of them may call the
  * core at any time. After close(), calls of the core end with TUTTI_ABORTED. */
 class Communicator final : public c10::intrusive_ptr_target {
@@ -46,6 +47,8 @@ class Communicator final : public c10::intrusive_ptr_target {
     std::shared_ptr<const Hooks> hooks;
     /* The operations of CUDA tensors. */
     Streams streams;
+    /* The checks of TUTTI_DEBUG, or null. They exist only while the flight recorder is on. */
+    std::shared_ptr<ResultChecks> checks;
     /* Runs the abort hooks, once. */
     void run_abort_hooks();
     /* Returns the status of a call of the core, but OK for an operation that succeeded while a signal handler raised an

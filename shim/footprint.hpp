@@ -115,6 +115,8 @@ class Footprint {
 
     /* The tensors as the caller gave them. */
     Tensors inputs, outputs;
+    /* The number of the operation in the ResultChecks of its group, or 0. */
+    uint64_t checked_as = 0;
 
   private:
     friend class PartList;

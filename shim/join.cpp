@@ -1,5 +1,6 @@
 /* Joins a group through torch's store. */
 #include "shim/join.hpp"
+#include "shim/checks.hpp"
 #include "shim/process_group.hpp"
 #include "shim/signals.hpp"
 #include <algorithm>
@@ -189,9 +190,15 @@ c10::intrusive_ptr<Communicator> communicator_join(const c10::intrusive_ptr<c10d
     signals_watch();
     auto communicator =
         c10::make_intrusive<Communicator>(comm_join_through_store(store, rank, size, group, options, timeout, check));
-    if (timeout == options.timeout || tutti_comm_set_timeout(communicator->get(), options.timeout.count()) == TUTTI_OK)
-        return communicator;
-    error_throw_last(TUTTI_INVALID_ARGUMENT);
+    bool is_set =
+        timeout == options.timeout || tutti_comm_set_timeout(communicator->get(), options.timeout.count()) == TUTTI_OK;
+    if (!is_set) error_throw_last(TUTTI_INVALID_ARGUMENT);
+    if (check_mode_get() != CheckMode::off) {
+        auto own_keys = c10::make_intrusive<c10d::PrefixStore>("checks", store);
+        tutti_comm *comm = comm_join_through_store(own_keys, rank, size, group + " (checks)", options, timeout, check);
+        communicator->checks = std::make_shared<ResultChecks>(c10::make_intrusive<Communicator>(comm));
+    }
+    return communicator;
 }
 void options_check_algorithms(const Options &options)
 {

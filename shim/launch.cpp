@@ -1,11 +1,13 @@
 /* Starts operations. An operation takes its options from the call and from the thread's `with options(...)` blocks. It
  * belongs to a Work of its own, or to the Work into which the thread coalesces its calls. A profiler may record it. */
+#include "shim/checks.hpp"
 #include "shim/gil.hpp"
 #include "shim/process_group.hpp"
 #include "shim/signals.hpp"
 #include <ATen/record_function.h>
 #include <algorithm>
 #include <c10/util/Exception.h>
+#include <set>
 #include <torch/csrc/distributed/c10d/ParamCommsUtils.hpp>
 
 namespace tutti {
@@ -32,8 +34,24 @@ bool call_options_close_block(uint64_t block)
     return true;
 }
 
-/* Sets the operation's timeout: that of the call, else of the innermost block that has one. Sets its algorithm: that of
- * the innermost block that has one. Messages take no algorithm. */
+const char *text_keep(const std::string &text)
+{
+    if (text.empty()) return nullptr;
+    static std::mutex mutex;
+    static auto *kept = new std::set<std::string>;
+    std::lock_guard<std::mutex> lock(mutex);
+    return kept->insert(text).first->c_str();
+}
+/* Returns the name of a range in a profile: the title of the call, and the tag of the innermost block that has one.
+ * Profilers keep only its address. */
+static const char *call_get_range_name(const Call &call)
+{
+    auto open = std::find_if(open_options.rbegin(), open_options.rend(),
+        [](const OpenOptions &one) { return one.options.tag != nullptr; });
+    return open == open_options.rend() ? call.title : text_keep(c10::str(call.title, " (", open->options.tag, ")"));
+}
+/* Sets the operation's timeout: that of the call, else of the innermost block that has one. Sets its algorithm and
+ * its tag likewise. Messages take no algorithm. */
 static void operation_apply_options(Operation &operation, const Call &call)
 {
     operation.request.timeout_ms = std::max<int64_t>(call.timeout.count(), 0);
@@ -41,6 +59,7 @@ static void operation_apply_options(Operation &operation, const Call &call)
         if (!operation.request.timeout_ms)
             operation.request.timeout_ms = std::max<int64_t>(open->options.timeout.count(), 0);
         if (operation.algorithm.empty() && !c10d::isP2POp(call.type)) operation.algorithm = open->options.algorithm;
+        if (!operation.tag) operation.tag = open->options.tag;
     }
     if (!operation.algorithm.empty()) operation.request.algorithm = operation.algorithm.c_str();
 }
@@ -169,9 +188,22 @@ void ProcessGroupTutti::record(Operation &operation, const Call &call, Work &wor
     const Footprint &touched = operation.footprint;
     record.inputs = RecordedTensors(touched.inputs.empty() ? touched.outputs : touched.inputs);
     record.outputs = RecordedTensors(touched.outputs.empty() ? touched.inputs : touched.outputs);
+    record.tag = operation.tag ? operation.tag : "";
     record.timeout_ms = operation.request.timeout_ms ? operation.request.timeout_ms : options_->timeout.count();
     record.stack = std::move(stack);
     operation.record = recorder::record_add_operation(std::move(record), work.numbers);
+}
+void Operation::record_outcome()
+{
+    recorder::record_set_outcome(record, outcome, request.refused, text, request.source);
+    const auto &checks = work->communicator().checks;
+    if (checks && footprint.checked_as && outcome == TUTTI_OK)
+        checks->add_result(footprint.checked_as, footprint, request.label != 0);
+}
+std::string Operation::get_error() const
+{
+    std::string error = tutti_get_last_error();
+    return !tag ? error : c10::str(error, " (tag \"", tag, "\")");
 }
 
 /* ---- timeouts that are longer for some time ---- */
@@ -222,7 +254,7 @@ bool ProcessGroupTutti::needs_work() const
 c10::intrusive_ptr<Work> ProcessGroupTutti::make_work(const Call &call, const Tensors &inputs)
 {
     uint64_t sequence = c10d::isP2POp(call.type) ? sequence_.load() : ++sequence_;
-    const char *title = at::hasCallbacks() ? call.title : nullptr;
+    const char *title = at::hasCallbacks() ? call_get_range_name(call) : nullptr;
     auto work = c10::make_intrusive<Work>(communicator_, getRank(), call.type, title, inputs, sequence);
     if (timing_.load(std::memory_order_relaxed) || !hooks_->completion.empty()) work->start_clock();
     if (options_->blocking_futures) work->block_futures();
@@ -326,11 +358,34 @@ static void run_end_after_failure(StreamRun &run)
         TORCH_WARN("tutti: a stream does not wait for a failed operation: ", error_text(error));
     }
 }
+/* Calls start_now(), which starts the collective, and has the checks look at the input and the result. */
+static WorkPointer start_checked(Communicator &communicator, const Call &call, Footprint &footprint, bool blocking,
+    const std::shared_ptr<torch::CapturedTraceback> &stack, c10::function_ref<WorkPointer()> start_now)
+{
+    const auto &checks = communicator.checks;
+    footprint.checked_as = checks->begin(communicator, call.type, footprint, stack);
+    WorkPointer work;
+    try {
+        work = start_now();
+    } catch (...) {
+        checks->take_back();
+        throw;
+    }
+    checks->exchange(blocking);
+    return work;
+}
+WorkPointer ProcessGroupTutti::start_in_recorder(const Call &call, Footprint footprint, Start begin)
+{
+    auto stack = recorder::python_stack_capture();
+    auto start_now = [&] { return start_operation(call, std::move(footprint), begin, stack); };
+    if (!communicator_->checks || footprint.run() || c10d::isP2POp(call.type)) return start_now();
+    return start_checked(*communicator_, call, footprint, !call.async && !open_work(), stack, start_now);
+}
 /* Starts an operation and returns its Work, or its part of a coalesced Work. */
-WorkPointer ProcessGroupTutti::start(const Call &call, Footprint footprint, Start begin)
+WorkPointer ProcessGroupTutti::start_operation(const Call &call, Footprint footprint, Start begin,
+    std::shared_ptr<torch::CapturedTraceback> stack)
 {
     Work::reap();
-    auto stack = recorded_as_ ? recorder::python_stack_capture() : nullptr;
     if (communicator_->is_closed())
         error_throw(TUTTI_ABORTED, c10::str(call.name(), ": this group was shut down or destroyed; make a new one"));
     Work *coalesced = open_work();
@@ -363,7 +418,7 @@ WorkPointer ProcessGroupTutti::start(const Call &call, Footprint footprint, Star
         if (is_part) return c10::make_intrusive<WorkPart>(work, key);
         return work;
     }
-    std::string text = tutti_get_last_error();
+    std::string text = operation.get_error();
     if (operation.run && !operation.request.refused) run_end_after_failure(*operation.run);
     turn.reset();
     /* The end of the operation needs no warning, because this call raises its error. */
@@ -374,6 +429,7 @@ WorkPointer ProcessGroupTutti::start(const Call &call, Footprint footprint, Star
     else work->finish(operation, status);
     if (!operation.request.refused) communicator_->report_failure();
     recorder::record_report_broken_group(operation.record);
+    if (communicator_->checks && !operation.request.refused) communicator_->checks->report_after_failure(status, text);
     error_throw(status, text);
 }
 static int64_t tensors_count_elements(const Tensors &tensors)

@@ -64,7 +64,11 @@ struct CallOptions {
     /* A name or a list as in Options. An empty text makes no choice. */
     std::string algorithm;
     std::chrono::milliseconds timeout; /* or kUnsetTimeout */
+    /* A text of text_keep() for the flight recorder, errors and profiles, or null. */
+    const char *tag;
 };
+/* Returns the text at an address that stays valid as long as the process lives, or null for an empty text. */
+const char *text_keep(const std::string &text);
 /* Applies the options to the calls of this thread until the block is closed. The caller chooses the number `block`. */
 void call_options_open_block(uint64_t block, CallOptions options);
 /* Closes this thread's last entry of the block. Returns false if the thread has no open entry of it. */
@@ -248,7 +252,16 @@ class ProcessGroupTutti final : public c10d::Backend {
      * estimates the operation; if a profiler runs, it records the operation. A blocking call returns after the end. */
     WorkPointer launch(const Call &call, Footprint footprint, Start begin);
     /* Starts an operation without estimates and profilers. */
-    WorkPointer start(const Call &call, Footprint footprint, Start begin);
+    WorkPointer start(const Call &call, Footprint footprint, Start begin)
+    {
+        if (recorded_as_) return start_in_recorder(call, std::move(footprint), begin);
+        return start_operation(call, std::move(footprint), begin, nullptr);
+    }
+    /* Starts an operation that the flight recorder keeps. With TUTTI_DEBUG its result is checked. */
+    WorkPointer start_in_recorder(const Call &call, Footprint footprint, Start begin);
+    /* `stack`: the Python stack of the call, for the flight recorder, or null. */
+    WorkPointer start_operation(const Call &call, Footprint footprint, Start begin,
+        std::shared_ptr<torch::CapturedTraceback> stack);
     /* Returns the empty footprint of a call that can run on a stream. It does if `tensor`, which every rank has, is a
      * CUDA tensor and the group is open for CUDA. The first such call opens it. */
     Footprint make_footprint(const Call &call, const at::Tensor &tensor)

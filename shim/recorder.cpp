@@ -35,6 +35,7 @@ struct Ring {
     uint64_t last = 0;
     bool stacks = false;
     Report report = nullptr;
+    Place place = nullptr;
     /* Returns null for id 0 and for a record that has been overwritten. The caller holds the lock. */
     Record *find(uint64_t id)
     {
@@ -65,13 +66,14 @@ static int64_t clock_now_ns()
 {
     return std::chrono::nanoseconds(std::chrono::system_clock::now().time_since_epoch()).count();
 }
-void recording_start(size_t capacity, bool stacks, Report report)
+void recording_start(size_t capacity, bool stacks, Report report, Place place)
 {
     std::lock_guard<std::mutex> lock(recorder_ring_get().mutex);
     if (recorder_ring_get().capacity) return;
     recorder_ring_get().capacity = capacity;
     recorder_ring_get().stacks = stacks;
     recorder_ring_get().report = report;
+    recorder_ring_get().place = place;
     /* The lock is held during a fork, so that no thread that the child lacks can hold it. */
     pthread_atfork([] { recorder_ring_get().mutex.lock(); }, [] { recorder_ring_get().mutex.unlock(); },
         [] { recorder_ring_get().mutex.unlock(); });
@@ -113,6 +115,19 @@ void recorded_group_mark_gone(size_t group)
 std::shared_ptr<torch::CapturedTraceback> python_stack_capture()
 {
     return recorder_ring_get().stacks ? torch::CapturedTraceback::gather(true, false, false) : nullptr;
+}
+std::string stack_get_place(const std::shared_ptr<torch::CapturedTraceback> &stack)
+{
+    return stack ? recorder_ring_get().place(stack) : "";
+}
+std::string record_get_place(uint64_t id)
+{
+    std::shared_ptr<torch::CapturedTraceback> stack;
+    {
+        std::lock_guard<std::mutex> lock(recorder_ring_get().mutex);
+        if (const Record *record = recorder_ring_get().find(id)) stack = record->stack;
+    }
+    return stack_get_place(stack);
 }
 /* Adds an operation to the ring and returns its id, or 0 if its group is forgotten. `numbers` are those of its call,
  * which the operations of a coalesced call share. The first of these operations assigns them. */

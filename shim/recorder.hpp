@@ -55,6 +55,8 @@ struct Record {
     /* The operation has failed and has broken its group. */
     bool fatal = false;
     RecordedTensors inputs, outputs;
+    /* The tag of the options block, or empty. */
+    std::string tag;
     int64_t timeout_ms = 0;
     /* Nanoseconds since 1970. ended_ns is 0 while the operation runs. */
     int64_t began_ns = 0, ended_ns = 0;
@@ -85,9 +87,11 @@ struct Recording {
 namespace recorder {
 
 using Report = void (*)(const std::string &text);
+/* Returns the line of the program in a Python stack, such as "code/train.py:9 (step)", or "". */
+using Place = std::string (*)(const std::shared_ptr<torch::CapturedTraceback> &stack);
 /* Starts to keep the last `capacity` operations, with Python stacks if `stacks` is true. `report` gets the error text
  * once for each group that fails, on the thread that is about to raise the error. A second call has no effect. */
-void recording_start(size_t capacity, bool stacks, Report report);
+void recording_start(size_t capacity, bool stacks, Report report, Place place);
 bool recording_is_on();
 /* Set and return the rank of this process in its newest default group. It is -1 before the first one. */
 void rank_set(int rank);
@@ -102,6 +106,10 @@ void recorded_group_mark_gone(size_t group);
 /* Returns the Python stack of this thread, or null if stacks are switched off. It takes the GIL, so the caller must not
  * hold a lock. */
 std::shared_ptr<torch::CapturedTraceback> python_stack_capture();
+/* Return the line of the program that made the call of a stack or a record, or "" if it is unknown. They take the GIL,
+ * so the caller must not hold a lock. */
+std::string stack_get_place(const std::shared_ptr<torch::CapturedTraceback> &stack);
+std::string record_get_place(uint64_t id);
 /* Adds the record of an operation and returns its id, or 0 if its group is forgotten. Assigns `numbers`, those of the
  * call, unless an earlier operation of the call has done so. */
 uint64_t record_add_operation(Record record, RecordedNumbers &numbers);

@@ -1,6 +1,7 @@
 /* All files of the shim except the bindings, as one translation unit, because the compiler spends far more time on
  * torch's headers than on this code. */
 #include "shim/calls.cpp"
+#include "shim/checks.cpp"
 #include "shim/collectives.cpp"
 #include "shim/communicator.cpp"
 #include "shim/devices.cpp"

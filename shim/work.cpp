@@ -3,6 +3,7 @@
  * Work. Results that pass through the host are copied to other devices once: by the first wait, by the thread that
  * completes the future, or by reap() for a dropped Work. An operation on a stream is awaited by events. */
 #include "shim/work.hpp"
+#include "shim/checks.hpp"
 #include "shim/futures.hpp"
 #include "shim/gil.hpp"
 #include "shim/signals.hpp"
@@ -102,7 +103,7 @@ void Operation::store_outcome(tutti_status status, std::string error)
     if (status == TUTTI_OK && !run) footprint.unpack();
     text = std::move(error);
     outcome = status;
-    if (record) recorder::record_set_outcome(record, status, request.refused, text, request.source);
+    if (record) record_outcome();
 }
 void Operation::notify_waiters()
 {
@@ -111,7 +112,7 @@ void Operation::notify_waiters()
 }
 void Work::finish(Operation &operation, tutti_status status)
 {
-    operation.store_outcome(status, status == TUTTI_OK ? "" : tutti_get_last_error());
+    operation.store_outcome(status, status == TUTTI_OK ? "" : operation.get_error());
     const Operation *none = nullptr;
     if (status != TUTTI_OK) failed_.compare_exchange_strong(none, &operation);
     if (--open_ == 0) settle();
@@ -316,7 +317,10 @@ void Work::wait_for(Operation &operation, std::chrono::milliseconds timeout)
     if (operation.outcome == TUTTI_OK) return signals_throw_raised();
     communicator_->report_failure();
     recorder::record_report_broken_group(operation.record);
-    error_throw(operation.outcome, operation.text);
+    if (communicator_->checks) communicator_->checks->report_after_failure(operation.outcome, operation.text);
+    std::string place = recorder::record_get_place(operation.record);
+    if (!place.empty()) place = c10::str(" (this rank started it at ", place, ")");
+    error_throw(operation.outcome, operation.text + place);
 }
 bool Work::wait(std::chrono::milliseconds timeout)
 {

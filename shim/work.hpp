@@ -21,6 +21,8 @@ struct Operation {
     Work *work = nullptr;
     /* request.algorithm points to this text. */
     std::string algorithm;
+    /* The tag of the options block, or null. */
+    const char *tag = nullptr;
     Footprint footprint;
     /* The id of the operation in the flight recorder, or 0. */
     uint64_t record = 0;
@@ -33,6 +35,10 @@ struct Operation {
     std::string text;
     /* Once this is true, the operation and the settled Work stay unchanged. */
     std::atomic<bool> over{ false };
+    /* Returns the text of this thread's last error in the core, with the tag. */
+    std::string get_error() const;
+    /* Records the end in the flight recorder, and gives the result to the checks of TUTTI_DEBUG. */
+    void record_outcome();
     /* Stores the outcome and the error text, unpacks the results of a success, and records the end. */
     void store_outcome(tutti_status status, std::string error);
     /* Sets `over` and wakes the threads that wait for it. */

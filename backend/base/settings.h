@@ -18,6 +18,9 @@
       "torch backends that tutti replaces, as in nccl,gloo (read when torch is imported)") \
     X(bind, "TUTTI_BIND", TEXT, "", "", \
       "cores: binds each rank of a host to cores of its own (read when torch is imported; empty: off)") \
+    X(debug, "TUTTI_DEBUG", TEXT, "", "0, 1, warn", \
+      "1: in programs of torch, switches on the flight recorder, the log at level info, a timeout of 60 s and checks " \
+      "of results; warn: the checks only warn (read when the first group is made; the same on all ranks)") \
     X(isa, "TUTTI_ISA", TEXT, "", "", \
       "best instruction set that the kernels may use: scalar, avx2, avx512 or neon (empty: the best of this CPU)") \
     X(tile_bytes, "TUTTI_TILE_BYTES", NUMBER, "0", "0 to 1073741824", \

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from torch_tutti._stream import stream
     from torch_tutti._takeover import TakeOver, take_over
     from torch_tutti.exceptions import (AbortedError, Error, ForkedError, InternalError, MismatchError, PeerError,
-                                        SystemError, TimeoutError)
+                                        ResultError, SystemError, TimeoutError)
 
 _MODULES = {
     "torch_tutti._takeover": ("take_over", "TakeOver"),
@@ -43,7 +43,7 @@ _MODULES = {
     "torch_tutti._recorder": ("dump_trace",),
     "torch_tutti._library": ("info", "schedule", "algorithms", "get_include", "waiting"),
     "torch_tutti.exceptions": ("Error", "TimeoutError", "MismatchError", "PeerError", "AbortedError", "ForkedError",
-                               "SystemError", "InternalError"),
+                               "SystemError", "ResultError", "InternalError"),
     "torch_tutti._calls": ("all_reduce",),
     "torch_tutti._grid": ("grid", "Grid"),
     "torch_tutti._norm": ("all_reduce_norm", "norm_rows"),

@@ -23,11 +23,11 @@ def create(options: Any, group_options: Any) -> Any:
     """
     from copy import copy
 
-    from torch_tutti import _binding, _compatibility, _reconfigure, _recorder, _stacks, _takeover
+    from torch_tutti import _binding, _compatibility, _debug, _reconfigure, _recorder, _stacks, _takeover
     from torch_tutti._extension import load
     extension = load()
     _binding.check()
-    timeout = _compatibility.checked_timeout(options.timeout, f"group {options.group_id}")
+    timeout = _compatibility.checked_timeout(_debug.timeout(options.timeout), f"group {options.group_id}")
     if group_options is not None and not isinstance(group_options, extension.Options):
         if not _takeover.accepts_foreign_options(group_options):
             kind = f"{type(group_options).__module__}.{type(group_options).__qualname__}"
@@ -40,6 +40,7 @@ def create(options: Any, group_options: Any) -> Any:
     group_options.enable_reconfigure |= getattr(options, "enable_reconfigure", False)
     _compatibility.install()
     _recorder.start(extension, options)
+    _debug.start(extension)
     _stacks.start()
     return _reconfigure.make_group(extension.ProcessGroupTutti, options, timeout, group_options)
 

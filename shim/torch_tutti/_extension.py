@@ -8,20 +8,23 @@ from importlib import import_module
 from types import ModuleType
 from typing import Any
 
+from torch_tutti import _debug
 from torch_tutti._installation import check_library, check_one_torch, explain_load_error, extension_name
 from torch_tutti._ucx import look_for_wheel
 
 _loaded: ModuleType | None = None
 
 
-def follow_torch_logs() -> None:
+def set_log_level() -> None:
     """Sets TUTTI_LOG from TORCH_LOGS, unless TUTTI_LOG is set: "torch_tutti" shows what the library logs at level info,
     "+torch_tutti" debug and "-torch_tutti" error, as for any module of Python. The library reads TUTTI_LOG once, when
-    it makes the first group."""
+    it makes the first group. TUTTI_DEBUG shows what is logged at level info, too."""
     levels = {"+": "debug", "-": "error"}
     for entry in os.environ.get("TORCH_LOGS", "").split(","):
         if entry.strip().lstrip("+-") == "torch_tutti":
             os.environ.setdefault("TUTTI_LOG", levels.get(entry.strip()[0], "info"))
+    if _debug.is_on():
+        os.environ.setdefault("TUTTI_LOG", "info")
 
 
 def load() -> ModuleType:
@@ -33,7 +36,7 @@ def load() -> ModuleType:
         import torch.distributed  # noqa: F401  it has the base classes of the extension's classes
         name = extension_name(torch.__version__)
         check_one_torch()
-        follow_torch_logs()
+        set_log_level()
         look_for_wheel()
         try:
             extension = import_module(f"torch_tutti.{name}")

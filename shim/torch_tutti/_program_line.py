@@ -3,8 +3,10 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Iterable, NamedTuple
+from typing import Any, Iterable, NamedTuple
 
+# The characters of a path and of a function's name in a description.
+MOST_PATH, MOST_NAME = 60, 40
 _PACKAGES = {"site-packages", "dist-packages"}
 
 
@@ -21,6 +23,16 @@ def find(frames: Iterable[Frame]) -> Frame | None:
     own = [frame for frame in frames if not _is_library(Path(frame.filename))]
     outside = [frame for frame in own if not _PACKAGES & set(Path(frame.filename).parts)]
     return (outside or own or [None])[0]
+
+
+def describe(frames: Iterable[dict[str, Any]]) -> str:
+    """Returns the line of the program in a stack, as "code/train.py:19 (step)", or "" if there is none. It has room for
+    the end of a path only. frames: innermost first, with the keys of Frame."""
+    line = find(Frame(frame["name"], frame["filename"], frame["line"]) for frame in frames)
+    if not line:
+        return ""
+    file = "/".join(Path(line.filename).parts[-2:])
+    return f"{file[-MOST_PATH:]}:{line.line} ({line.name[:MOST_NAME]})"
 
 
 def _is_library(path: Path) -> bool:

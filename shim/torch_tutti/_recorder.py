@@ -16,7 +16,7 @@ from collections import Counter
 from types import ModuleType
 from typing import Any
 
-from torch_tutti import _log
+from torch_tutti import _debug, _log, _stacks
 
 # Newer and older name of each variable; the newer one takes precedence.
 SIZE = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
@@ -44,7 +44,7 @@ def start(extension: ModuleType, options: Any) -> None:
         extension._set_own_rank(options.group_rank)
     if _started:
         return
-    capacity = _number(SIZE, 0)
+    capacity = _capacity()
     if capacity > 0:
         extension._record(capacity, _flag(STACKS, True))
         _on = True
@@ -97,9 +97,16 @@ def _complete_later(path: str) -> None:
 def recording() -> tuple[str, str] | None:
     """Returns (variable that switches the recorder on, folder of the traces) by this environment; None if the recorder
     is off. Raises ValueError if the variable is no number."""
-    if _number(SIZE, 0) == 0:
+    if _capacity() == 0:
         return None
-    return _variable(SIZE)[0], os.path.dirname(_default_path()) or "."
+    return _variable(SIZE)[0] or "TUTTI_DEBUG", os.path.dirname(_default_path()) or "."
+
+
+def _capacity() -> int:
+    """Returns how many operations are kept, by this environment. 0: the recorder is off. TUTTI_DEBUG needs it. Raises
+    ValueError if the variable is no number."""
+    capacity = _number(SIZE, 0)
+    return _debug.OPERATIONS if capacity == 0 and _debug.is_on() else capacity
 
 
 def rank() -> int:
@@ -115,9 +122,15 @@ def rank() -> int:
 def _write(path: str, max_operations: int) -> int:
     """Writes the last operations, at most `max_operations`, to the file. Returns how many were written."""
     with _writing:
-        trace = {"rank": rank(), **recorded(max_operations)}
+        trace = read(max_operations)
         write_trace(trace, path)
     return len(trace["entries"])
+
+
+def read(max_operations: int = _ALL) -> dict[str, Any]:
+    """Returns what a file of this rank has: at most `max_operations` of the last operations, and the stacks of all
+    threads."""
+    return {"rank": rank(), **recorded(max_operations), "threads": _stacks.threads()}
 
 
 def recorded(max_operations: int) -> dict[str, Any]:
@@ -143,9 +156,9 @@ def recorded(max_operations: int) -> dict[str, Any]:
 
 
 def _entry(operation: dict[str, Any], group: dict[str, Any]) -> dict[str, Any]:
-    """Returns one operation of the extension in torch's format, extended by `failure` and `failure_class`. Removes two
-    keys of `operation`. The core does not report when an operation starts to run, so every operation that has not
-    succeeded is "started"."""
+    """Returns one operation of the extension in torch's format, extended by `failure`, `failure_class` and `tag`. It
+    removes two keys of `operation`. The core does not report when an operation starts to run, so every operation that
+    has not succeeded is "started"."""
     from torch_tutti.exceptions import _BY_STATUS
     status, end_ns = operation.pop("status"), operation.pop("ended_ns")
     begin_ns, has_succeeded = operation["time_created_ns"], status == 0

@@ -9,13 +9,13 @@ import socket
 import sys
 import threading
 import traceback
-from pathlib import Path
 from types import FrameType
+from typing import Any
 
-from torch_tutti import _library, _program_line
+from torch_tutti import _library, _program_line, _tags
 
-# The bytes of an answer, and the characters of a path and of a function's name in the first line.
-MOST_BYTES, MOST_PATH, MOST_NAME = 60_000, 60, 40
+# The bytes of an answer, and of its first line.
+MOST_BYTES, MOST_LINE_BYTES = 60_000, 127
 _process = 0
 
 
@@ -36,27 +36,40 @@ def _answer() -> None:
 
 
 def describe() -> str:
-    """Returns a line with the place of the main thread in the program, and then the stacks of all threads, the main
-    one first."""
+    """Returns a line with the place of the main thread in the program and its tag, and then the stacks of all threads
+    but this one, the main one first."""
     frames = sys._current_frames()
-    names = {thread.ident: thread.name for thread in threading.enumerate()}
-    main = threading.main_thread().ident
-    shown = [ident for ident in frames if ident != threading.get_ident()]
-    parts = [_place(frames.get(main))]
-    for ident in sorted(shown, key=lambda ident: ident != main):
-        parts += ["", f"thread {names.get(ident, ident)}:", "".join(traceback.format_stack(frames[ident])).rstrip()]
+    shown = {ident: frame for ident, frame in frames.items() if ident != threading.get_ident()}
+    place = _program_line.describe(_walk(frames.get(threading.main_thread().ident)))
+    parts = [_with_tag(place, _tags.innermost())]
+    for name, frame in _by_name(shown):
+        parts += ["", f"thread {name}:", "".join(traceback.format_stack(frame)).rstrip()]
     return "\n".join(parts)
 
 
-def _place(frame: FrameType | None) -> str:
-    """Returns the line of the program that a thread runs, as "code/train.py:19 (step)", or "" if there is none."""
+def _with_tag(place: str, tag: str) -> str:
+    """Returns the place with the tag, or without it if error texts have no room for both."""
+    both = f'{place}, tag "{tag}"' if tag and place else place
+    return both if len(both.encode()) <= MOST_LINE_BYTES else place
+
+
+def threads() -> list[dict[str, Any]]:
+    """Returns the name and the frames of each thread, the main one first, for a file of the flight recorder. Reads no
+    source files, because a rank that has failed may be killed at any moment."""
+    return [{"name": name, "frames": _walk(frame)} for name, frame in _by_name(sys._current_frames())]
+
+
+def _by_name(frames: dict[int, FrameType]) -> list[tuple[str, FrameType]]:
+    """Returns (name, innermost frame) of threads, the main one first. frames: by the threads' identifiers."""
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    main = threading.main_thread().ident
+    return [(names.get(ident, str(ident)), frames[ident]) for ident in sorted(frames, key=lambda ident: ident != main)]
+
+
+def _walk(frame: FrameType | None) -> list[dict[str, Any]]:
+    """Returns the frames of a stack, innermost first, with the keys of _program_line.Frame."""
     found = []
     while frame:
-        found.append(_program_line.Frame(frame.f_code.co_name, frame.f_code.co_filename, frame.f_lineno))
+        found.append({"name": frame.f_code.co_name, "filename": frame.f_code.co_filename, "line": frame.f_lineno or 0})
         frame = frame.f_back
-    line = _program_line.find(found)
-    if not line:
-        return ""
-    # error texts have room for the end of a path only
-    file = "/".join(Path(line.filename).parts[-2:])
-    return f"{file[-MOST_PATH:]}:{line.line} ({line.name[:MOST_NAME]})"
+    return found

@@ -135,7 +135,8 @@ _TRACE: Any = {
     "entries": [{"process_group": _WORDS, "is_p2p": bool, "profiling_name": str, "collective_seq_id": int, "state": str,
                  "retired": bool, "time_created_ns": int, "timeout_ms": int, "input_sizes": _SIZES,
                  "output_sizes": _SIZES, "input_dtypes": _WORDS, "output_dtypes": _WORDS, "failure?": str,
-                 "failure_class?": str, "frames?": [_FRAME]}],
+                 "failure_class?": str, "tag?": str, "frames?": [_FRAME]}],
+    "threads?": [{"name": str, "frames": [_FRAME]}],
 }
 
 
@@ -216,6 +217,16 @@ def describe(traces: Traces) -> str:
     for group in groups:
         progress = {rank: progress_of(traces.of_rank[rank], group) for rank in group.members if rank in present}
         lines += ["", *_describe_group(group, progress)]
+    return "\n".join(lines)
+
+
+def describe_stacks(traces: Traces) -> str:
+    """Returns the Python stacks of the threads of each rank when it wrote its trace, innermost frame first, as text."""
+    lines = []
+    for rank, trace in traces.of_rank.items():
+        for thread in trace.get("threads", []):
+            lines += ["", f"rank {rank}, thread {thread['name']}:"]
+            lines += [f"  {frame['filename']}:{frame['line']} ({frame['name']})" for frame in thread["frames"]]
     return "\n".join(lines)
 
 
@@ -333,10 +344,11 @@ def kind_of(entry: Entry) -> str:
 
 
 def _call_text(entry: Entry) -> str:
-    """Returns a call as text: kind, sizes, types, line of the program."""
+    """Returns a call as text: kind, sizes, types, tag, line of the program."""
     tensors = " ".join([*map(str, entry["input_sizes"][:3]), *(["…"] if len(entry["input_sizes"]) > 3 else []),
                         *sorted({dtype.lower() for dtype in entry["input_dtypes"]})])
-    return " ".join(filter(None, [kind_of(entry), tensors, _site(entry)]))
+    tag = f'"{entry["tag"]}"' if entry.get("tag") else ""
+    return " ".join(filter(None, [kind_of(entry), tensors, tag, _site(entry)]))
 
 
 def _message_text(entry: Entry, group: Group) -> str:

@@ -107,7 +107,7 @@ def _trace(arguments: argparse.Namespace) -> int:
     from torch_tutti import _trace
     traces = _trace.read(arguments.folder, arguments.prefix)
     if arguments.backend is None and arguments.out is None:
-        print(_trace.describe(traces))
+        print(_trace.describe(traces) + ("\n" + _trace.describe_stacks(traces) if arguments.stacks else ""))
         return 0
     if arguments.backend is None or arguments.out is None:
         raise ValueError("trace: --as and --out must be given together")
@@ -128,6 +128,7 @@ def _add_trace(commands: Any) -> None:
                     "doing; => marks what went wrong.")
     trace.add_argument("folder", help="folder of the files, one for each rank")
     trace.add_argument("--prefix", help="prefix of their names (default: the common prefix of all files)")
+    trace.add_argument("--stacks", action="store_true", help="also the Python stacks of all threads at the failure")
     trace.add_argument("--as", dest="backend", metavar="BACKEND",
                        help="instead convert them for torch's own reader, torchfrtrace, as operations of a backend "
                             "that it knows, such as gloo")

@@ -1,7 +1,7 @@
 """Errors of failed operations. All are `torch.distributed.DistBackendError`, so code written for other backends catches
 them, too. Wrong arguments raise the builtin ValueError or NotImplementedError instead and leave the group unchanged.
-After any of the errors here every further call on the group raises the same error, until its members reconfigure it
-(`torch_tutti.reconfigure`) or destroy it.
+After any of the errors here, except ResultError, every further call on the group raises the same error, until its
+members reconfigure it (`torch_tutti.reconfigure`) or destroy it.
 """
 from torch.distributed import DistBackendError
 
@@ -33,6 +33,11 @@ class ForkedError(Error):
 
 class SystemError(Error):
     """The operating system refused something that tutti needs: a thread, a socket, shared memory."""
+
+
+class ResultError(Error):
+    """TUTTI_DEBUG has found NaN in the input of a reduction, or results that differ between ranks. The text names the
+    operation and the ranks. The group stays usable if a blocking call raised it on all ranks."""
 
 
 class InternalError(Error):
