@@ -8,6 +8,7 @@
 #include <c10/util/ScopeExit.h>
 #include <pybind11/chrono.h>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+#include <torch/csrc/distributed/c10d/control_plane/Handlers.hpp>
 #include <torch/csrc/utils/pybind.h>
 #include <torch/version.h>
 
@@ -286,6 +287,33 @@ static void recorder_functions_bind(py::module_ &module)
         "format.");
 }
 
+/* ---- torch's debug server ---- */
+/* Answers a request for the page with this name by torch_tutti._debug_server. */
+static void page_answer(const std::string &name, c10d::control_plane::Response &response)
+{
+    int status = 503;
+    std::string body;
+    if (Py_IsInitialized()) {
+        py::gil_scoped_acquire gil;
+        try {
+            py::object page = py::module_::import("torch_tutti._debug_server").attr("page")(name);
+            std::tie(status, body) = page.cast<std::pair<int, std::string>>();
+        } catch (const std::exception &) {
+            /* The interpreter is ending, so the status stays 503. */
+        }
+    }
+    response.setContent(std::move(body), "application/json");
+    response.setStatus(status);
+}
+/* Adds the pages to the worker server of this process. The functions hold no object of Python, because torch destroys
+ * them after the interpreter has ended. */
+static void pages_register(const std::vector<std::string> &names)
+{
+    using namespace c10d::control_plane;
+    for (const std::string &name : names)
+        registerHandler(name, [name](const Request &, Response &response) { page_answer(name, response); });
+}
+
 static void memory_functions_bind(py::module_ &module)
 {
     module.def(
@@ -324,6 +352,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module)
     call_functions_bind(module);
     memory_functions_bind(module);
     recorder_functions_bind(module);
+    module.def("_register_pages", &pages_register, py::arg("names"));
     module.def("_raise_interrupt", &tutti::signals_throw_raised,
         "Raises the exception of a signal handler that has ended the last wait of this thread in the core.");
     module.def(

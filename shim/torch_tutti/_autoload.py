@@ -23,7 +23,8 @@ def create(options: Any, group_options: Any) -> Any:
     """
     from copy import copy
 
-    from torch_tutti import _binding, _compatibility, _debug, _reconfigure, _recorder, _stacks, _takeover
+    from torch_tutti import (_binding, _compatibility, _debug, _debug_server, _reconfigure, _recorder, _stacks,
+                             _takeover)
     from torch_tutti._extension import load
     extension = load()
     _binding.check()
@@ -42,6 +43,7 @@ def create(options: Any, group_options: Any) -> Any:
     _recorder.start(extension, options)
     _debug.start(extension)
     _stacks.start()
+    _debug_server.register(extension)
     return _reconfigure.make_group(extension.ProcessGroupTutti, options, timeout, group_options)
 
 

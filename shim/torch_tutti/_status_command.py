@@ -165,7 +165,7 @@ def stacks(jobs: list[Job]) -> str:
     return "".join(parts)
 
 
-def _chosen(pid: int | None) -> list[Job]:
+def jobs_of(pid: int | None) -> list[Job]:
     """Returns the jobs of this host, or the one of a process. Raises ValueError if that process does not use tutti."""
     jobs = _snapshots.jobs(_snapshots.read())
     if pid is None:
@@ -179,9 +179,9 @@ def _chosen(pid: int | None) -> list[Job]:
 def _run(arguments: argparse.Namespace) -> int:
     if arguments.serve is not None:
         from torch_tutti._status_server import serve
-        return serve(arguments.serve, lambda: as_metrics(_chosen(arguments.pid)))
+        return serve(arguments.serve, lambda: as_metrics(jobs_of(arguments.pid)))
     while True:
-        jobs = _chosen(arguments.pid)
+        jobs = jobs_of(arguments.pid)
         text = json.dumps(as_json(jobs)) if arguments.json else \
             as_metrics(jobs) if arguments.metrics else report(jobs) + (stacks(jobs) if arguments.stacks else "")
         if arguments.watch is None:

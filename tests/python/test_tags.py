@@ -1,7 +1,11 @@
-"""Tests of tags (`tutti.options(tag=…)`), of the line of an asynchronous call in its error, and of the stacks in a
-trace."""
+"""Tests of tags (`tutti.options(tag=…)`), of the line of an asynchronous call in its error, of the stacks in a trace,
+and of the pages of torch's debug server."""
+import json
 import re
+import subprocess
+import sys
 import threading
+import urllib.request
 from datetime import timedelta
 
 import pytest
@@ -10,6 +14,7 @@ import torch.distributed as dist
 from ranks import LIMIT_S
 from test_flight_recorder import recorded  # noqa: F401  a fixture
 from test_status import await_file, awaited, start
+from torch._C import _distributed_c10d as c10d
 from torch.profiler import ProfilerActivity, profile
 
 import torch_tutti as tutti
@@ -87,3 +92,32 @@ def test_blocks_of_the_main_thread_are_known():
             assert _tags.innermost() == "inner"
         assert _tags.innermost() == "outer"
     assert _tags.innermost() == ""
+
+
+def ask_worker_server(world):
+    server = c10d._WorkerServer("127.0.0.1", 0)
+    with tutti.options(tag="layer 6"):
+        dist.all_reduce(torch.ones(4))
+
+    def page(name):
+        url = f"http://127.0.0.1:{server.port}/handler/{name}"
+        with urllib.request.urlopen(urllib.request.Request(url, method="POST"), timeout=60) as answer:
+            return json.load(answer)
+    trace, status = page("tutti_trace_json"), page("tutti_status_json")
+    server.shutdown()
+    assert [entry["tag"] for entry in trace["entries"]] == ["layer 6"] and trace["rank"] == 0
+    assert status["jobs"][0]["groups"][0]["ranks"][0]["calls"] == 1
+
+
+def test_debug_server_has_pages_of_tutti(recorded):  # noqa: F811
+    recorded(1).run(ask_worker_server)
+
+
+def test_program_with_pages_ends_well():
+    """torch destroys the functions of pages after the interpreter has ended."""
+    program = """
+import torch.distributed as dist
+dist.init_process_group("tutti", store=dist.HashStore(), rank=0, world_size=1)
+dist.barrier()
+"""
+    assert subprocess.run([sys.executable, "-c", program], timeout=LIMIT_S).returncode == 0
