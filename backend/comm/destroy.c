@@ -65,6 +65,7 @@ static void comm_leave_group(tutti_comm *comm)
         comm_wait_for_callers(comm);
         comm_stop_operations(comm, false, true);
         operations_close_comm(comm);
+        if (comm->lateness.ranks) lateness_log_straggler(comm);
         comm_announce_leaving(comm);
         job_end(&group->members[0]);
     }

@@ -42,6 +42,7 @@ tutti_status comm_attach_segments(tutti_comm *comm, const struct segment *segmen
     executor_set_contact(&comm->executor, group_control_of_rank(group, group->rank));
     TRY(status);
     TRY(launcher_init(&comm->launcher, segment->ranks));
+    TRY(lateness_init(&comm->lateness, segment->ranks));
     TRY(tensor_access_init(&comm->tensor_access, segment->ranks));
     return group_has_several_hosts(group) ? agreement_create(comm, &comm->agreement) : TUTTI_OK;
 }
@@ -85,6 +86,7 @@ void comm_finish(tutti_comm *comm)
     router_destroy(comm->router);
     executor_finish(&comm->executor);
     launcher_finish(&comm->launcher);
+    lateness_finish(&comm->lateness);
     tensor_access_finish(&comm->tensor_access);
     bool acquired = comm->group.generation;
     group_release_peers(&comm->group);

@@ -14,8 +14,20 @@
    again, and their number. */
 enum { ASK_MS = 300, ASK_AGAIN_MS = 20, MOST_ASKED = 4 };
 /* The first calls of a group wait for ranks that still load, and are never slow. A collective is slow if it waits
-   SLOW_FACTOR times as long as expected. If two checks are GAP_MS apart, the process was stopped. */
-enum { FIRST_CALLS = 16, SLOW_FACTOR = 10, GAP_MS = 1000 };
+   SLOW_FACTOR times as long as expected. Time is added in steps of at least STEP_MS. If two checks are GAP_MS apart,
+   the process was stopped. */
+enum { FIRST_CALLS = 16, SLOW_FACTOR = 10, STEP_MS = 10, GAP_MS = 1000 };
+
+tutti_status lateness_init(struct lateness *lateness, int ranks)
+{
+    lateness->ranks = memory_alloc_zeroed((size_t)ranks, sizeof *lateness->ranks);
+    return lateness->ranks ? TUTTI_OK : status_fail(TUTTI_NO_MEMORY, "no memory for the waits for %d ranks", ranks);
+}
+void lateness_finish(struct lateness *lateness)
+{
+    free(lateness->ranks);
+    lateness->ranks = NULL;
+}
 
 /* ---- ranks that have not come ---- */
 /* Returns an array that has true for each rank that has not begun the running operation, or NULL if memory is short. It
@@ -89,20 +101,41 @@ void late_ranks_describe_programs(const tutti_comm *comm, char *out, size_t byte
             used += (size_t)snprintf(out + used, bytes - used, "; rank %d is at %s", places.ranks[i], places.texts[i]);
 }
 
-/* ---- slow collectives ---- */
-/* Adds the time since the last check to the wait of the running collective, or begins with the wait of the next one. */
-static void lateness_add_time(struct lateness *lateness, uint64_t number, int64_t now_ms)
+/* ---- waits ---- */
+/* Begins with the wait of another collective. */
+static void lateness_begin_call(struct lateness *lateness, uint64_t number, int64_t now_ms)
 {
-    int64_t gap_ms = now_ms - lateness->checked_ms;
-    lateness->checked_ms = now_ms;
-    if (lateness->number == number) {
-        if (gap_ms < GAP_MS) lateness->waited_ms += gap_ms;
-        return;
-    }
     if (lateness->number > FIRST_CALLS) lateness->earlier_ms += lateness->waited_ms;
     lateness->number = number;
     lateness->waited_ms = 0;
+    lateness->checked_ms = now_ms;
 }
+/* Adds a time to the wait of the running collective, and to that for the rank of this host that has not come. */
+static void running_call_add_wait(tutti_comm *comm, int64_t ms)
+{
+    struct lateness *lateness = &comm->lateness;
+    int peer = comm->executor.blocked_peer;
+    lateness->waited_ms += ms;
+    if (peer < 0 || executor_rank_has_arrived(&comm->executor, peer)) return;
+    struct late_rank *late = &lateness->ranks[group_index_of_rank(&comm->group, peer)];
+    atomic_fetch_add_explicit(&late->waited_ms, ms, memory_order_relaxed);
+    if (late->last_number == lateness->number) return;
+    late->last_number = lateness->number;
+    atomic_fetch_add_explicit(&late->calls, 1, memory_order_relaxed);
+}
+void lateness_log_straggler(const tutti_comm *comm)
+{
+    const struct late_rank *ranks = comm->lateness.ranks;
+    int most = 0;
+    for (int i = 1; i < comm->group.segment->ranks; i++)
+        if (atomic_load(&ranks[i].waited_ms) > atomic_load(&ranks[most].waited_ms)) most = i;
+    if (atomic_load(&ranks[most].calls) < LATE_OFTEN) return;
+    LOG(INFO, "%s: rank %d has waited %lld ms for rank %d, which was late in %llu of %llu calls", comm->group.name,
+        comm->group.rank, (long long)atomic_load(&ranks[most].waited_ms), group_rank_at_index(&comm->group, most),
+        (unsigned long long)atomic_load(&ranks[most].calls), (unsigned long long)comm->run_queue.sequence);
+}
+
+/* ---- slow collectives ---- */
 /* Returns how long the collectives between the first ones and the running one waited on average. */
 static int64_t lateness_usual_ms(const struct lateness *lateness)
 {
@@ -144,10 +177,16 @@ static void running_call_log_slow(const tutti_comm *comm)
 void lateness_check(tutti_comm *comm)
 {
     struct lateness *lateness = &comm->lateness;
-    int64_t least_ms = settings_get()->slow_ms;
-    if (!comm->run_queue.head_has_begun || lateness->has_warned || !least_ms) return;
-    lateness_add_time(lateness, comm->run_queue.head->sequence, clock_ms());
-    if (!running_call_is_slow(comm, least_ms)) return;
+    int64_t least_ms = settings_get()->slow_ms, now_ms = clock_ms(), gap_ms = now_ms - lateness->checked_ms;
+    if (!comm->run_queue.head_has_begun) return;
+    if (lateness->number != comm->run_queue.head->sequence) {
+        lateness_begin_call(lateness, comm->run_queue.head->sequence, now_ms);
+        return;
+    }
+    if (gap_ms < STEP_MS) return;
+    lateness->checked_ms = now_ms;
+    if (gap_ms < GAP_MS) running_call_add_wait(comm, gap_ms);
+    if (!least_ms || lateness->has_warned || !running_call_is_slow(comm, least_ms)) return;
     lateness->has_warned = true;
     running_call_log_slow(comm);
 }

@@ -45,9 +45,11 @@ static void text_append_members(struct text_buffer *text, const struct group *gr
     }
     text_append(text, "], ");
 }
-/* Appends the ranks of this host: the number of the last collective that each has called, and its description. */
-static void text_append_ranks_here(struct text_buffer *text, const struct group *group)
+/* Appends the ranks of this host: the number of the last collective that each has called, and its description, and how
+   often and how long this rank has waited for it. */
+static void text_append_ranks_here(struct text_buffer *text, const tutti_comm *comm)
 {
+    const struct group *group = &comm->group;
     char call[ERROR_TEXT_BYTES];
     text_append(text, "\"here\": [");
     for (int i = 0; i < group->segment->ranks; i++) {
@@ -57,6 +59,9 @@ static void text_append_ranks_here(struct text_buffer *text, const struct group 
         if (has_called) error_text_of_call(&declaration, call, sizeof call);
         text_append(text, "%s{\"rank\": %d, \"calls\": %llu, \"has_left\": %s, ", i ? ", " : "",
             group_rank_at_index(group, i), (unsigned long long)declaration.sequence, has_left ? "true" : "false");
+        text_append(text, "\"late_calls\": %llu, ", (unsigned long long)atomic_load(&comm->lateness.ranks[i].calls));
+        text_append_seconds(text, "late_s", atomic_load(&comm->lateness.ranks[i].waited_ms));
+        text_append(text, ", ");
         text_append_pair(text, "call", has_called ? call : "", "}");
     }
     text_append(text, "], ");
@@ -103,7 +108,7 @@ static void text_append_formed_group(struct text_buffer *text, const tutti_comm 
     text_append(text, ", \"host\": %d, \"calls\": %llu, \"on_streams\": %s, ", group->host,
         (unsigned long long)mine.calls, atomic_load(&comm->streams) ? "true" : "false");
     text_append_members(text, group);
-    text_append_ranks_here(text, group);
+    text_append_ranks_here(text, comm);
     text_append_ranks_elsewhere(text, comm);
     rank_state_append_open(text, &mine);
 }

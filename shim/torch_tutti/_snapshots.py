@@ -45,7 +45,8 @@ class Rank:
     calls: number of the last collective that it called. call: the description of that. open: the operation that is
     open, with "kind" and "age_s". is_late: ranks wait for this one. state: that of its process. place: the line
     that the main thread of its process runs, or "". waits_in: another group in which its process waits, or ""; only of
-    ranks of other hosts."""
+    ranks of other hosts. late_calls, late_s: how many calls other ranks of its host have waited for it, and how long
+    the one that has waited most."""
     rank: int
     process: str
     pid: int
@@ -60,6 +61,8 @@ class Rank:
     place: str = ""
     waits_in: str = ""
     is_late: bool = False
+    late_calls: int = 0
+    late_s: float = 0.0
 
 
 @dataclass
@@ -194,6 +197,8 @@ def _add_knowledge(group: Group, own: dict[str, Any]) -> None:
         if rank.calls is None or seen["calls"] > rank.calls:
             rank.calls, rank.call = seen["calls"], seen["call"]
         rank.has_left |= seen["has_left"]
+        rank.late_calls = max(rank.late_calls, seen["late_calls"])
+        rank.late_s = max(rank.late_s, seen["late_s"])
     for seen in own["elsewhere"]:
         rank = group.ranks[seen["rank"]]
         rank.has_left |= seen["has_left"]

@@ -13,6 +13,8 @@ from torch_tutti._snapshots import Group, Job, Rank, matches
 
 FORMAT = 1
 MIB = 1 << 20
+# A rank is marked if it was late in so many calls (backend/engine/lateness.h).
+LATE_OFTEN = 8
 
 
 # ---- as text ----
@@ -46,7 +48,8 @@ def _rank_line(rank: Rank, names_host: bool) -> str:
     known = "has not answered" if rank.calls is None and not rank.has_left else _activity(rank)
     process = f", process {rank.state}" if rank.state else ""
     line = f", at {rank.place}" if rank.place and (rank.open or rank.is_late) else ""
-    return f"  rank {rank.rank:<4} process {rank.pid:<8}{place} {known}{line}{process}"
+    late = f", late in {rank.late_calls} calls for {rank.late_s:.1f} s" if rank.late_calls >= LATE_OFTEN else ""
+    return f"  rank {rank.rank:<4} process {rank.pid:<8}{place} {known}{line}{process}{late}"
 
 
 def find_late(group: Group) -> list[Rank]:

@@ -1,10 +1,13 @@
 """Tests of the warning about a collective that is slow. A late rank waits until the warning has been written, so no
 test depends on how long it takes."""
 import os
+import re
 import time
 
 import torch
 import torch.distributed as dist
+
+from torch_tutti import _snapshots, _status_command
 
 CALLS = 20                      # more than the first calls of a group, which are never slow
 
@@ -53,6 +56,38 @@ def test_a_slow_collective_is_a_warning_once(fresh, tmp_path):
     assert f"in allreduce(4 x float32, sum, algorithm one_shot), operation {CALLS + 1} of group 0; earlier" in warning
     assert "this call has not been made by rank 1; rank 1 is at " in warning
     assert "test_late_ranks.py:" in warning and "(sleep_until_warned)" in warning
+
+
+def job_of(pid):
+    """Returns the job of a process of this host, as tutti status sees it."""
+    return next(job for job in _snapshots.jobs(_snapshots.processes()) if pid in {p.pid for p in job.processes})
+
+
+def be_late_often(world, folder):
+    """Rank 1 is late in 8 calls, each until rank 0 has waited for it. Returns the line of rank 1 in tutti status, and
+    what rank 0 logs when it leaves the group. Rank 1 may be late in the barrier, too."""
+    path = f"{folder}/log"
+    if world.rank == 0:
+        log_to(path)
+    x = torch.ones(4)
+    for late in range(1, _status_command.LATE_OFTEN + 1):
+        until = time.monotonic() + 60
+        while world.rank == 1 and job_of(os.getpid()).groups[0].ranks[1].late_calls < late:
+            assert time.monotonic() < until, f"rank 0 has not waited in call {late}"
+        dist.all_reduce(x)
+    report = _status_command.report([job_of(os.getpid())])
+    dist.barrier()
+    dist.destroy_process_group()
+    if world.rank == 1:
+        return next(line for line in report.splitlines() if line.startswith("  rank 1 "))
+    with open(path, encoding="utf-8") as log:
+        return [line for line in log if "has waited" in line]
+
+
+def test_a_straggler_is_named(fresh, tmp_path):
+    logged, line = fresh(2, environment={"TUTTI_LOG": "info"}).run(be_late_often, str(tmp_path))
+    assert re.search(r", late in [89] calls for \d+\.\d s", line)
+    assert re.search(r"group 0: rank 0 has waited \d+ ms for rank 1, which was late in [89] of 9 calls", logged[-1])
 
 
 def load_slowly(world, folder):

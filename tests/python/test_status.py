@@ -269,7 +269,8 @@ def snapshot(pid, *groups):
 def group(rank, *called, state="joined", opened=None, hosts=(0, 0), name="group 0", identity="a1", elsewhere=()):
     """The part of a snapshot for a group of two ranks. called: number of the last call of each rank of host 0.
     elsewhere: what ranks of other hosts have told."""
-    here = [{"rank": r, "calls": n, "has_left": False, "call": "barrier"} for r, n in enumerate(called)]
+    here = [{"rank": r, "calls": n, "has_left": False, "call": "barrier", "late_calls": 0, "late_s": 0.0}
+            for r, n in enumerate(called)]
     members = [{"rank": r, "pid": 2**22 + r, "process": f"{2**22 + r:032x}", "host": host, "host_name": f"node{host}"}
                for r, host in enumerate(hosts)]
     return {"name": name, "id": identity, "state": state, "rank": rank, "ranks": 2, "exists_s": 7.25, "host": 0,
