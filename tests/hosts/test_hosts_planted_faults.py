@@ -3,6 +3,7 @@
 import os
 import re
 import signal
+import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -55,6 +56,13 @@ def go_slow(world, path):
     dist.all_reduce(torch.ones(100))
 
 
+def give_nan(world, path):
+    numbers = torch.ones(100)
+    if world.rank == CULPRIT:
+        numbers[17] = float("nan")
+    dist.all_reduce(numbers)
+
+
 def raise_an_error(world, path):
     if world.rank == CULPRIT:
         raise ValueError("a mistake of the program")
@@ -82,28 +90,34 @@ FAULTS = {
     "skipped call": Fault(
         skip_call, [WAITING, rf"rank 3 .* on h1 .*, at {AT_PAUSE}", "=> the others wait for rank 3"],
         ["TimeoutError", rf"not been made by rank 3; rank 3 is at {AT_PAUSE}"],
-        [r"not called by rank 3"]),
+        [r"problem +rank 3 +did not make the call allreduce\(100 x .*\(skip_call\); rank 3 is at " + AT_PAUSE]),
     "other shape": Fault(
         give_other_shape, ["has failed: ", "100 x float32", "101 x float32"],
         ["MismatchError", "rank 3", "100 x float32", "101 x float32"],
-        [r"differs: .*\[100\].*ranks 0-2; .*\[101\].*rank 3"]),
+        [r"problem +other call +.*rank 3 calls allreduce\(101 x .*planted_faults.py:\d+ \(give_other_shape\)"]),
     "other order": Fault(
         call_in_other_order, ["has failed: ", "allreduce", "broadcast"], ["MismatchError", "rank 3"],
-        [r"differs: all_reduce .* ranks 0-2; broadcast .* rank 3"]),
+        [r"problem +other call +.*rank 3 calls broadcast\(100 x .*planted_faults.py:\d+"]),
     "other group": Fault(
         call_in_other_group, ["=> the others wait for rank 3, which waits in group 1"],
         ["TimeoutError", r"not been made by rank 3; rank 3 is at \S*planted_faults.py:\d+ \(call_in_other_group\)"],
-        [r"not called by rank 3"]),
+        [r"problem +rank 3 +did not make the call .*; the last call of rank 3 was all_reduce at \S*planted_faults.py"]),
     "dead rank": Fault(
         skip_call, [r"has failed: .*rank 3 .* died"], ["PeerError", r"rank 3 of group 0 \(process \d+ on h1\) died"],
-        ["rank 3"], signal=signal.SIGKILL),
+        [r"problem +rank 3 +died \(process \d+ on h1\)"], signal=signal.SIGKILL),
     "stopped rank": Fault(
         skip_call, [r"rank 3 .* on h1 has not answered", "rank 3 of other hosts did not answer"],
-        ["TimeoutError", "rank 3"], ["rank 3"], signal=signal.SIGSTOP),
+        ["TimeoutError", "not been made by rank 3"], [r"problem +rank 3 +did not make the call"], signal=signal.SIGSTOP),
     "slow rank": Fault(go_slow, [rf"rank 3 .*, at {AT_PAUSE}", "=> the others wait for rank 3"], [], [], recovers=True),
     "exception in one rank": Fault(
         raise_an_error, [r"rank 3 .*has left the group|has failed"],
-        ["PeerError", "rank 3 of group 0 has ended or destroyed its group", "see its output"], ["rank 3"], leaves=True),
+        ["PeerError", "rank 3 of group 0 has ended or destroyed its group", "see its output"],
+        [r"problem +rank 3 +has ended or destroyed its group, while rank \d waited for it"], leaves=True),
+    # The error comes at once, and the group stays usable, so there is no status during it, and there are no traces.
+    "NaN on one rank": Fault(
+        give_nan, [], ["ResultError", r"the first NaN of this group is in the input of rank 3: all_reduce of \[100\] "
+                       r"float32, element 17, called at \S*planted_faults.py:\d+ \(give_nan\)"], [],
+        environment={"TUTTI_DEBUG": "1"}),
 }
 
 
@@ -150,6 +164,12 @@ def test_fault_is_named_by_status_error_and_doctor(lab, fresh, tmp_path, name):
             assert re.search(pattern, f"{outcome.error}: {outcome.text}"), outcome
     if fault.signal == signal.SIGSTOP:
         some.signal(CULPRIT, signal.SIGCONT)
+    some.close()
+    if fault.doctor:
+        told = subprocess.run([sys.executable, "-m", "torch_tutti", "doctor", str(traces)], capture_output=True, text=True)
+        assert told.returncode == 1, told
+        for pattern in fault.doctor:
+            assert re.search(pattern, told.stdout), f"{pattern}\n{told.stdout}"
 
 
 # ---- faults that end joining ----
