@@ -11,8 +11,8 @@
       "timeout of an operation and of joining, in milliseconds, for programs in C that give none; torch always gives " \
       "one, 30 minutes by default") \
     X(slow_ms, "TUTTI_SLOW_MS", NUMBER, "5000", "0 or more", \
-      "time that a collective waits, in milliseconds, before a warning names the late ranks, once in a group, if " \
-      "earlier ones waited less than a tenth of it (0: no warning)") \
+      "time in milliseconds that a collective waits before a warning names the late ranks, once in a group on each " \
+      "host, if the wait is also ten times the predicted and the average one (0: no warning)") \
     X(algorithm, "TUTTI_ALGORITHM", TEXT, "", "", "algorithms of collectives, as in allreduce=ring,broadcast=chain") \
     X(take_over, "TUTTI_TAKE_OVER", TEXT, "", "", \
       "torch backends that tutti replaces, as in nccl,gloo (read when torch is imported)") \

@@ -389,10 +389,9 @@ bool agreement_ask_before_timeout(struct agreement *agreement, uint64_t number, 
 void agreement_list_absent(struct agreement *agreement, uint64_t number, bool *absent)
 {
     pthread_mutex_lock(&agreement->lock);
-    for (int r = 0; r < agreement_get_group(agreement)->size; r++) {
-        if (!agreement_knows_absent(agreement, number, r)) continue;
-        absent[agreement->reports[r].begun < number ? r : agreement->reports[r].missed_rank] = true;
-    }
+    for (int r = 0; r < agreement_get_group(agreement)->size; r++)
+        if (agreement_knows_absent(agreement, number, r))
+            absent[agreement->reports[r].begun < number ? r : agreement->reports[r].missed_rank] = true;
     pthread_mutex_unlock(&agreement->lock);
 }
 
@@ -479,6 +478,7 @@ static tutti_status agreement_allocate_and_open(tutti_comm *comm, struct agreeme
     if (!agreement) return status_fail(TUTTI_NO_MEMORY, "no memory for the agreement of %d ranks", group->size);
     agreement->comm = comm;
     pthread_mutex_init(&agreement->lock, NULL);
+    remote_states_init(&agreement->states, comm);
     TRY(agreement_init_tables(agreement));
     /* Callbacks that come already wait for the lock until the channel is stored. */
     pthread_mutex_lock(&agreement->lock);
@@ -486,7 +486,7 @@ static tutti_status agreement_allocate_and_open(tutti_comm *comm, struct agreeme
     tutti_status status = channel_open(group->members[0].token, group->rank, group->peers, group->size,
         group_uses_links(group) ? &map : NULL,
         &(struct channel_user){ agreement_on_message, agreement_on_tick, agreement }, &agreement->channel);
-    remote_states_init(&agreement->states, comm, agreement->channel);
+    agreement->states.channel = agreement->channel;
     pthread_mutex_unlock(&agreement->lock);
     return status;
 }

@@ -123,7 +123,7 @@ void error_text_of_death(const struct group *group, int dead, int seer, const ch
 void error_text_of_lost_link(const struct group *group, int lost, char *out, size_t bytes)
 {
     const struct member *m = &group->members[lost];
-    char remedy[REMEDY_BYTES], why[ERROR_TEXT_BYTES];
+    char remedy[REMEDY_BYTES], why[2 * ERROR_TEXT_BYTES];
     out[0] = 0;
     if (!link_describe_loss(group->peers[lost], why, sizeof why)) return;
     snprintf(out, bytes, "rank %d of %s (process %llu on %.40s) is out of reach of rank %d, %s; %s", lost, group->name,

@@ -101,6 +101,13 @@ void late_ranks_describe_programs(const tutti_comm *comm, char *out, size_t byte
             used += (size_t)snprintf(out + used, bytes - used, "; rank %d is at %s", places.ranks[i], places.texts[i]);
 }
 
+const char *late_ranks_describe_none(const tutti_comm *comm)
+{
+    return comm->agreement
+        ? "no rank is known to be missing: one is too slow or stopped, or one of another host has not made this call"
+        : "all ranks have come, but one is too slow or stopped";
+}
+
 /* ---- waits ---- */
 /* Begins with the wait of another collective. */
 static void lateness_begin_call(struct lateness *lateness, uint64_t number, int64_t now_ms)
@@ -149,19 +156,13 @@ static bool running_call_is_slow(const tutti_comm *comm, int64_t least_ms)
         && lateness->waited_ms >= SLOW_FACTOR * lateness_usual_ms(lateness)
         && (double)lateness->waited_ms >= SLOW_FACTOR * predicted_ms;
 }
-/* Returns true if no rank of this host with a lower number waits in the same call. */
-static bool rank_is_first_to_wait(const tutti_comm *comm)
-{
-    for (int r = 0; r < comm->group.rank; r++)
-        if (group_rank_is_here(&comm->group, r) && executor_rank_has_arrived(&comm->executor, r)) return false;
-    return true;
-}
-/* Logs that the running collective is slow. One rank of the host warns, and the log of the others has it as
-   information. */
+/* Logs that the running collective is slow. The first rank of the host to find it warns, and the log of the others has
+   it as information. */
 static void running_call_log_slow(const tutti_comm *comm)
 {
-    enum log_level level = rank_is_first_to_wait(comm) ? LOG_WARN : LOG_INFO;
-    char what[224], late[128], places[3 * PLACE_BYTES];
+    bool is_first = !atomic_exchange(&comm->group.segment->failure->slow_was_told, 1);
+    enum log_level level = is_first ? LOG_WARN : LOG_INFO;
+    char what[224], late[128], places[PLACES_TEXT_BYTES];
     if ((int)level > log_limit) return;
     failure_describe_running(comm, what, sizeof what);
     late_ranks_list(comm, late, sizeof late);
@@ -170,9 +171,7 @@ static void running_call_log_slow(const tutti_comm *comm)
         "rank %d has waited %lld ms in %s; earlier calls waited %lld ms on average: %s%s%s (a group warns once; "
         "TUTTI_SLOW_MS)",
         comm->group.rank, (long long)comm->lateness.waited_ms, what, (long long)lateness_usual_ms(&comm->lateness),
-        late[0] ? "this call has not been made by rank "
-                : "all ranks of this host have come, but one of another host has not, or a rank or the network is slow",
-        late, places);
+        late[0] ? "this call has not been made by rank " : late_ranks_describe_none(comm), late, places);
 }
 void lateness_check(tutti_comm *comm)
 {
@@ -185,7 +184,9 @@ void lateness_check(tutti_comm *comm)
     }
     if (gap_ms < STEP_MS) return;
     lateness->checked_ms = now_ms;
-    if (gap_ms < GAP_MS) running_call_add_wait(comm, gap_ms);
+    /* Without a waiting thread the program computes meanwhile. */
+    bool is_awaited = atomic_load_explicit(&comm->activity.operation, memory_order_relaxed);
+    if (gap_ms < GAP_MS && is_awaited) running_call_add_wait(comm, gap_ms);
     if (!least_ms || lateness->has_warned || !running_call_is_slow(comm, least_ms)) return;
     lateness->has_warned = true;
     running_call_log_slow(comm);

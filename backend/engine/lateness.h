@@ -8,6 +8,8 @@
 
 /* A rank of this host that was awaited is named if it was late in so many calls. */
 enum { LATE_OFTEN = 8 };
+/* The room for the places of the programs of some late ranks. */
+enum { PLACES_TEXT_BYTES = 384 };
 /* How long this rank has waited for another rank of its host, and in how many calls. Other threads read both. */
 struct late_rank {
     _Atomic int64_t waited_ms;
@@ -38,9 +40,11 @@ void late_ranks_list(const tutti_comm *comm, char *out, size_t bytes);
 /* Writes where the programs of late ranks of other processes are, as "; rank 3 is at train.py:19 (step)". All are asked
    at once, and the function waits at most 300 ms for the answers. */
 void late_ranks_describe_programs(const tutti_comm *comm, char *out, size_t bytes);
+/* Returns a text for a call in which no rank is known to be late. */
+const char *late_ranks_describe_none(const tutti_comm *comm);
 /* Adds the time since the last check to the wait of the running collective, and to that for a late rank. Warns once in
-   a group, if the collective is slow: it has waited for TUTTI_SLOW_MS, and ten times as long as predicted, and as the
-   earlier ones on average. A driver that waits calls it at least every 20 ms. */
+   a group, if the collective is slow: a thread has waited in it for TUTTI_SLOW_MS, and ten times as long as predicted,
+   and as the earlier ones on average. A driver that waits calls it at least every 20 ms. */
 void lateness_check(tutti_comm *comm);
 /* Logs, as information, which rank of this host was late most, if it was late often. */
 void lateness_log_straggler(const tutti_comm *comm);

@@ -96,6 +96,4 @@ void rank_state_append_open(struct text_buffer *text, const struct rank_state *s
         else text_append(text, "\"age_s\": null");
         text_append(text, "}, ");
     }
-    if (state->failure[0]) text_append_pair(text, "failure", state->failure, "");
-    else text_append(text, "\"failure\": null");
 }

@@ -39,5 +39,5 @@ bool declaration_peek_newest(const struct segment *segment, int index, struct de
 /* Makes the texts of a state that a peer has sent printable. Returns false if another value is invalid in a group of
    `size` ranks. */
 bool rank_state_check(struct rank_state *state, int size);
-/* Appends the open operation and the failure, as "open": {…}, "failure": …. */
+/* Appends the open operation as JSON. */
 void rank_state_append_open(struct text_buffer *text, const struct rank_state *state);

@@ -94,10 +94,7 @@ static tutti_status comm_fail_late_window(tutti_comm *comm, const struct operati
 static tutti_status comm_fail_late_operation(tutti_comm *comm, const struct operation *op)
 {
     /* Without an answer in time this rank knows nothing about the ranks of other hosts. */
-    const char *none_absent = comm->agreement
-        ? "no rank is known to be missing: one is too slow or stopped, or one of another host has not made this call"
-        : "all ranks have come, but one is too slow or stopped";
-    char what[224], absent[128] = "", ahead[192], places[384] = "";
+    char what[224], absent[128] = "", ahead[192], places[PLACES_TEXT_BYTES] = "";
     if (op->collective == POINT_TO_POINT) return comm_fail_late_message(comm, op);
     if (op->collective == WINDOW_OPERATION) return comm_fail_late_window(comm, op);
     failure_describe_running(comm, what, sizeof what);
@@ -106,7 +103,7 @@ static tutti_status comm_fail_late_operation(tutti_comm *comm, const struct oper
     if (!ahead[0]) late_ranks_describe_programs(comm, places, sizeof places);
     return comm_fail(comm, TUTTI_TIMEOUT, "rank %d reached the timeout of %lld ms in %s: %s%s%s%s", comm->group.rank,
         (long long)atomic_load(&op->limit.timeout_ms), what,
-        absent[0] ? "this call has not been made by rank " : none_absent, absent, ahead, places);
+        absent[0] ? "this call has not been made by rank " : late_ranks_describe_none(comm), absent, ahead, places);
 }
 /* Returns true if the message waits for a peer that has left. A message from a rank of another host may still be on its
    way when this rank learns that the sender has left. So that peer counts only after UNDER_WAY_MS, which begin with the

@@ -5,14 +5,15 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* In a group with more pairs of a rank here and a rank elsewhere, one rank of the host asks. */
-enum { MOST_PAIRS = 4096 };
+/* In a group with more pairs of a rank here and a rank elsewhere, one rank of the host asks. All ranks are asked once
+   in ASK_AGAIN_MS. */
+enum { MOST_PAIRS = 4096, ASK_AGAIN_MS = 20 };
 _Static_assert(sizeof(struct rank_state) <= CHANNEL_BYTES, "a state fits into a message");
 _Static_assert((int)STATE_ANSWER < (int)CHANNEL_TYPES, "the channel has a type for each message");
 
-void remote_states_init(struct remote_states *states, const tutti_comm *comm, struct channel *channel)
+void remote_states_init(struct remote_states *states, const tutti_comm *comm)
 {
-    *states = (struct remote_states){ .comm = comm, .channel = channel, .lock = PTHREAD_MUTEX_INITIALIZER };
+    *states = (struct remote_states){ .comm = comm, .lock = PTHREAD_MUTEX_INITIALIZER };
 }
 void remote_states_finish(struct remote_states *states)
 {
@@ -26,12 +27,14 @@ void remote_states_ask(struct remote_states *states, int rank)
         states->of_rank = memory_alloc_zeroed((size_t)states->comm->group.size, sizeof *states->of_rank);
     bool has_room = states->of_rank;
     pthread_mutex_unlock(&states->lock);
-    if (has_room) channel_send(states->channel, rank, STATE_QUESTION, NULL, 0);
+    if (has_room) channel_send_optional(states->channel, rank, STATE_QUESTION, NULL, 0);
 }
 void remote_states_ask_all(struct remote_states *states)
 {
     const struct group *group = &states->comm->group;
     int here = group->segment->ranks;
+    int64_t now_ms = clock_ms(), asked_ms = atomic_exchange(&states->asked_ms, now_ms);
+    if (now_ms - asked_ms < ASK_AGAIN_MS) return;
     bool is_first = group_index_of_rank(group, group->rank) == 0;
     if (!is_first && (int64_t)here * (group->size - here) > MOST_PAIRS) return;
     for (int r = 0; r < group->size; r++)
@@ -50,7 +53,8 @@ struct waiting_search { const tutti_comm *except; char *name; };
 static void waiting_search_visit(const tutti_comm *comm, void *context)
 {
     const struct waiting_search *search = context;
-    if (comm == search->except || !atomic_load_explicit(&comm->activity.operation, memory_order_relaxed)) return;
+    bool is_same_group = strcmp(comm->group.name, search->except->group.name) == 0;
+    if (is_same_group || !atomic_load_explicit(&comm->activity.operation, memory_order_relaxed)) return;
     memcpy(search->name, comm->group.name, GROUP_NAME_BYTES);
 }
 static void remote_states_answer(const struct remote_states *states, int to)
@@ -60,7 +64,7 @@ static void remote_states_answer(const struct remote_states *states, int to)
     rank_state_read(states->comm, &mine);
     mine.place_is_due = !snapshot_get_place(mine.place);
     comm_list_visit(waiting_search_visit, &(struct waiting_search){ states->comm, mine.waits_in });
-    channel_send(states->channel, to, STATE_ANSWER, &mine, sizeof mine);
+    channel_send_optional(states->channel, to, STATE_ANSWER, &mine, sizeof mine);
 }
 void remote_states_on_message(struct remote_states *states, int from, unsigned type, const void *bytes, size_t length)
 {
@@ -68,7 +72,7 @@ void remote_states_on_message(struct remote_states *states, int from, unsigned t
     struct rank_state state;
     if (from < 0 || from >= group->size || group_rank_is_here(group, from)) return;
     if (type == STATE_QUESTION) { remote_states_answer(states, from); return; }
-    if (length != sizeof state) return;
+    if (type != STATE_ANSWER || length != sizeof state) return;
     memcpy(&state, bytes, sizeof state);
     if (!rank_state_check(&state, group->size)) return;
     pthread_mutex_lock(&states->lock);

@@ -6,6 +6,7 @@
 #include "backend/control/channel.h"
 #include "backend/engine/rank_state.h"
 #include <pthread.h>
+#include <stdatomic.h>
 
 /* The types of messages, behind those of agreement.c. */
 enum { STATE_QUESTION = AGREE_MESSAGES + 1, STATE_ANSWER };
@@ -13,13 +14,16 @@ enum { STATE_QUESTION = AGREE_MESSAGES + 1, STATE_ANSWER };
 struct remote_state { int64_t at_ms; struct rank_state state; };
 struct remote_states {
     const tutti_comm *comm;
-    /* The channel of the agreement, which owns both. */
+    /* The channel of the agreement, which sets it once it is open, and owns both. */
     struct channel *channel;
+    /* When all ranks were asked last. */
+    _Atomic int64_t asked_ms;
     /* Guards `of_rank`, which has an entry for each rank, and is NULL until this process asks for the first time. */
     pthread_mutex_t lock;
     struct remote_state *of_rank;
 };
-void remote_states_init(struct remote_states *states, const tutti_comm *comm, struct channel *channel);
+/* Initialises the states of a communicator whose channel opens next. */
+void remote_states_init(struct remote_states *states, const tutti_comm *comm);
 /* Frees the states. The channel is closed. */
 void remote_states_finish(struct remote_states *states);
 /* Asks a rank of another host for its state. Any thread. */

@@ -7,7 +7,7 @@
 #include <string.h>
 #include <unistd.h>
 
-enum { SNAPSHOT_FORMAT = 1, ID_BYTES = 8 };
+enum { SNAPSHOT_FORMAT = 2, ID_BYTES = 8 };
 
 /* ---- one communicator ---- */
 /* Appends "name": seconds since that clock_ms(). */
@@ -66,6 +66,12 @@ static void text_append_ranks_here(struct text_buffer *text, const tutti_comm *c
     }
     text_append(text, "], ");
 }
+/* Appends the error with which a group has failed, or null for an empty text. */
+static void text_append_failure(struct text_buffer *text, const char *failure)
+{
+    if (failure[0]) text_append_pair(text, "failure", failure, "");
+    else text_append(text, "\"failure\": null");
+}
 /* Appends how long ago a rank of another host has told its state, and the state. "place" is null until its program has
    told it. */
 static void text_append_remote_state(struct text_buffer *text, const struct remote_state *told)
@@ -77,6 +83,7 @@ static void text_append_remote_state(struct text_buffer *text, const struct remo
     else text_append_pair(text, "place", told->state.place, ", ");
     text_append_pair(text, "waits_in", told->state.waits_in, ", ");
     rank_state_append_open(text, &told->state);
+    text_append_failure(text, told->state.failure);
     text_append(text, "}");
 }
 /* Appends the ranks of other hosts, with their last answers, and asks them for the next ones. */
@@ -111,6 +118,7 @@ static void text_append_formed_group(struct text_buffer *text, const tutti_comm 
     text_append_ranks_here(text, comm);
     text_append_ranks_elsewhere(text, comm);
     rank_state_append_open(text, &mine);
+    text_append_failure(text, mine.failure[0] ? comm->outcome.detail : "");
 }
 struct snapshot { struct text_buffer text; int groups; };
 static void snapshot_append_comm(const tutti_comm *comm, void *context)

@@ -105,6 +105,8 @@ struct failure {
     /* In groups of several hosts: 1 + the index of the rank that was first to claim a failure, and to decide. The
        record is in that rank's account. */
     _Atomic uint32_t first[2];
+    /* A rank of the host has warned of a slow collective. */
+    _Atomic uint32_t slow_was_told;
 };
 /* Words of a set of cores, with 64 bits each, and room for the machine parameters. */
 enum { CORE_WORDS = 16, PARAMETERS_BYTES = 320 };

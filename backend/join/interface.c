@@ -128,6 +128,12 @@ const struct interface *interface_find_faster(const struct interface *table, int
 }
 
 /* ---- the system's table ---- */
+static bool interface_has_device(const char *name)
+{
+    char path[64];
+    snprintf(path, sizeof path, "/sys/class/net/%s/device", name);
+    return access(path, F_OK) == 0;
+}
 /* Returns the speed of an interface in Mbit/s, or 0 if the kernel does not know it. */
 static int interface_read_speed(const char *name)
 {
@@ -160,7 +166,6 @@ static tutti_status interface_read_table(struct interface **out, int *count)
     }
     freeifaddrs(all);
     if (!table) return status_fail(TUTTI_NO_MEMORY, "no memory for the network interfaces");
-    for (int i = 0; i < found; i++) table[i].speed = interface_read_speed(table[i].name);
     *out = table;
     *count = found;
     return TUTTI_OK;
@@ -231,8 +236,7 @@ tutti_status interface_find_address(const char *names, const char *store_host, s
     return status;
 }
 /* Returns the entry with that address, or NULL. */
-static const struct interface *interface_find(const struct interface *table, int count,
-    const struct sock_address *contact)
+static struct interface *interface_find(struct interface *table, int count, const struct sock_address *contact)
 {
     int i = 0;
     while (i < count && !sock_address_equal(&table[i].contact, contact)) i++;
@@ -255,6 +259,10 @@ void interface_warn_if_slow(const struct sock_address *contact)
     int count;
     if (atomic_load(&has_warned) || interface_read_table(&table, &count) != TUTTI_OK) return;
     const struct interface *chosen = interface_find(table, count, contact);
+    /* Bridges and tunnels have no device, and lead to containers and other networks. */
+    for (int i = 0; i < count; i++)
+        if (&table[i] == chosen || interface_has_device(table[i].name))
+            table[i].speed = interface_read_speed(table[i].name);
     const struct interface *faster = chosen ? interface_find_faster(table, count, chosen) : NULL;
     if (faster && !atomic_exchange(&has_warned, true))
         LOG(WARN,

@@ -8,7 +8,7 @@ struct interface {
     char name[INTERFACE_NAME_BYTES];
     /* The interface is up and plugged in. */
     bool up;
-    /* In Mbit/s as the kernel gives it, 0 if it is unknown. */
+    /* In Mbit/s as the kernel gives it; 0 if it is unknown, has not been read, or is that of no device. */
     int speed;
     /* The port is 0. */
     struct sock_address contact;

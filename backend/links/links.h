@@ -22,7 +22,7 @@ tutti_status link_acquire(const struct identity *other, const struct key_id *key
    the reason and what to check (a firewall, another interface). */
 tutti_status link_await(struct peer *peer, int64_t deadline_ms);
 /* Writes why a lost process is out of reach, as in "from 10.0.0.1:4000 to 10.0.0.2:5000: no answer: …". Returns false
-   if the process has ended, as far as is known, or is on this host, or is not lost. NULL: a process of this host. */
+   if the process has ended, as far as is known, or is on this host, or is not lost. NULL: this process. */
 bool link_describe_loss(const struct peer *peer, char *out, size_t bytes);
 /* Returns half of the least round trip to that host in ns, which the kernel has measured on the open link. Returns 0 if
    it is unknown. */

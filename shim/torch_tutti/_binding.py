@@ -56,7 +56,7 @@ def check(environment: Mapping[str, str] = os.environ) -> None:
     if _checked_process == os.getpid():
         return
     _checked_process = os.getpid()
-    if wanted and "LOCAL_RANK" not in environment:
+    if wanted and not {"LOCAL_RANK", "LOCAL_WORLD_SIZE"} <= set(environment):
         _log.write("warn", f"{VARIABLE} binds only ranks that torchrun or another launcher starts with LOCAL_RANK and "
                            "LOCAL_WORLD_SIZE set; this process is not bound")
     threads, allowed = sys.modules["torch"].get_num_threads(), len(os.sched_getaffinity(0))
@@ -72,12 +72,14 @@ def bind(environment: MutableMapping[str, str] = os.environ) -> None:
         return
     try:
         _bind_rank(environment, int(environment["LOCAL_RANK"]), int(environment["LOCAL_WORLD_SIZE"]))
-    except (ValueError, IndexError, OSError) as error:
+    except (ValueError, OSError) as error:
         _log.write("warn", f"{VARIABLE} has bound nothing, because of LOCAL_RANK={environment['LOCAL_RANK']} and "
                            f"LOCAL_WORLD_SIZE={environment['LOCAL_WORLD_SIZE']}, or the machine: {error}")
 
 
 def _bind_rank(environment: MutableMapping[str, str], rank: int, ranks: int) -> None:
+    if not 0 <= rank < ranks:
+        raise ValueError("the local ranks are numbered from 0")
     every_core = cores(os.sched_getaffinity(0))
     shares = plan(every_core, ranks)
     if rank == 0:

@@ -14,7 +14,7 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
-FORMAT = 1
+FORMAT = 2
 # Answers of ranks of other hosts that are older count as none. The questions are repeated after REPEAT_S.
 RECENT_S, REPEAT_S = 2.0, 0.05
 MOST_STACK_BYTES = 1 << 16
@@ -115,7 +115,7 @@ def _read_snapshot(descriptor: int) -> dict[str, Any] | None:
     with open(descriptor, "rb") as text, contextlib.suppress(OSError, ValueError):
         text.seek(0)
         snapshot = json.load(text)
-        return snapshot if snapshot.get("format") == FORMAT else None
+        return snapshot if isinstance(snapshot, dict) and snapshot.get("format") == FORMAT else None
     return None
 
 

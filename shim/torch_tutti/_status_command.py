@@ -3,12 +3,14 @@ Needs no torch."""
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import json
 import time
 from typing import Any
 
 from torch_tutti import _snapshots
+from torch_tutti._ranges import format_ranks, positive_seconds
 from torch_tutti._snapshots import Group, Job, Rank, matches
 
 FORMAT = 1
@@ -19,8 +21,7 @@ LATE_OFTEN = 8
 
 # ---- as text ----
 def _numbers(ranks: list[Rank]) -> str:
-    """Returns the numbers of ranks as text, such as "rank 1" or "ranks 0, 2"."""
-    return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(str(rank.rank) for rank in ranks)
+    return format_ranks(rank.rank for rank in ranks)
 
 
 def _activity(rank: Rank) -> str:
@@ -81,7 +82,8 @@ def _verdict(group: Group, job: Job) -> str:
         return ""
     late = find_late(group)
     if late and all(rank in waiting for rank in late):
-        return f"  => {_numbers(late)} wait, and others wait for them: do the ranks make the same calls?"
+        what = "waits, and is awaited" if len(late) == 1 else "wait, and are awaited"
+        return f"  => {_numbers(late)} {what}: do the ranks make the same calls?"
     if late:
         places = dict.fromkeys(_elsewhere(rank, group, job) for rank in late)
         return f"  => the others wait for {_numbers(late)}{''.join(places)}"
@@ -111,7 +113,9 @@ def report(jobs: list[Job]) -> str:
     lines = []
     for number, job in enumerate(jobs):
         resident = sum(process.resident_bytes or 0 for process in job.processes)
-        lines += [""] * bool(number) + [f"job of {len(job.processes)} processes here, {resident // MIB} MiB of memory"]
+        count = len(job.processes)
+        lines += [""] * bool(number)
+        lines.append(f"job of {count} process{'es' * (count != 1)} here, {resident // MIB} MiB of memory")
         for process, group in job.joining:
             lines.append(f"process {process.pid}: rank {group['rank']} of {group['ranks']} has been joining "
                          f"{group['name']} for {group['exists_s']:.1f} s")
@@ -180,16 +184,24 @@ def jobs_of(pid: int | None) -> list[Job]:
 
 
 def _run(arguments: argparse.Namespace) -> int:
+    with contextlib.suppress(KeyboardInterrupt):
+        _show(arguments)
+    return 0
+
+
+def _show(arguments: argparse.Namespace) -> None:
+    """Prints the status once, or until interrupted."""
     if arguments.serve is not None:
         from torch_tutti._status_server import serve
-        return serve(arguments.serve, lambda: as_metrics(jobs_of(arguments.pid)))
+        serve(arguments.serve, lambda: as_metrics(jobs_of(arguments.pid)))
+        return
     while True:
         jobs = jobs_of(arguments.pid)
         text = json.dumps(as_json(jobs)) if arguments.json else \
             as_metrics(jobs) if arguments.metrics else report(jobs) + (stacks(jobs) if arguments.stacks else "")
         if arguments.watch is None:
             print(text, end="" if arguments.metrics else "\n")
-            return 0
+            return
         clear = "" if arguments.json else "\033[H\033[2J"
         print(f"{clear}{text}", flush=True)
         time.sleep(arguments.watch)
@@ -208,5 +220,6 @@ def add_parser(commands: Any) -> None:
     form.add_argument("--serve", metavar="ADDRESS", help="give the metrics to Prometheus by HTTP at HOST:PORT, until "
                                                          "interrupted")
     form.add_argument("--stacks", action="store_true", help="also the Python stacks of late ranks")
-    parser.add_argument("--watch", metavar="SECONDS", type=float, help="again after so many seconds, until interrupted")
+    parser.add_argument("--watch", metavar="SECONDS", type=positive_seconds,
+                        help="again after so many seconds, until interrupted")
     parser.set_defaults(run=_run)

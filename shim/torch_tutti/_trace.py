@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from torch_tutti import _program_line, _recorder
 from torch_tutti._program_line import Frame
+from torch_tutti._ranges import format_ranks
 
 Entry = dict[str, Any]
 # Calls for which all ranks must give tensors of the same size; others may differ, as all_to_all with split sizes.
@@ -210,9 +211,9 @@ def describe(traces: Traces) -> str:
     groups = groups_of(traces)
     present = set(traces.of_rank)
     absent = sorted({rank for group in groups for rank in group.members} - present)
-    lines = [f"traces of {_ranks(present)}"]
+    lines = [f"traces of {format_ranks(present)}"]
     if absent:
-        lines.append(f"no trace of {_ranks(absent)}: ended, or still busy elsewhere and unaware that the others "
+        lines.append(f"no trace of {format_ranks(absent)}: ended, or still busy elsewhere and unaware that the others "
                      "failed")
     for group in groups:
         progress = {rank: progress_of(traces.of_rank[rank], group) for rank in group.members if rank in present}
@@ -234,11 +235,11 @@ def _describe_group(group: Group, progress: dict[int, Progress]) -> list[str]:
     """Returns the lines about one group. progress: of those of its ranks that have a trace."""
     title = f"group {group.name}" + (f" ({group.description})" if group.description else "")
     if not progress:
-        return [f"{title}, {_ranks(group.members)}: there is no trace of any of them"]
+        return [f"{title}, {format_ranks(group.members)}: there is no trace of any of them"]
     common_operations = min(of_rank.completed for of_rank in progress.values())
     most_calls = max(of_rank.called for of_rank in progress.values())
     subject = "all have" if len(progress) == len(group.members) else "the ranks with a trace have all"
-    lines = [f"{title}, {_ranks(group.members)}: {subject} completed {_count(common_operations)}"]
+    lines = [f"{title}, {format_ranks(group.members)}: {subject} completed {_count(common_operations)}"]
     incomplete = common_operations + 1 if most_calls > common_operations else None
     messages = {rank: entry for rank, of_rank in progress.items() for entry in of_rank.messages[:1]}
     if incomplete is None and not messages:
@@ -284,7 +285,7 @@ def _explain_operation(number: int, progress: dict[int, Progress], absent: set[i
     missing = [rank for rank, of_rank in progress.items() if of_rank.called < number]
     calls = {rank: of_rank.collectives[number] for rank, of_rank in progress.items() if number in of_rank.collectives}
     kind, text = _first_error(calls) or ("", "")
-    lines = [f"operation {number} was not called by {_ranks(missing)}"] if missing else []
+    lines = [f"operation {number} was not called by {format_ranks(missing)}"] if missing else []
     if kind in ("", "MismatchError"):
         lines += _differences(number, calls)
     elif kind == "TimeoutError":
@@ -293,8 +294,8 @@ def _explain_operation(number: int, progress: dict[int, Progress], absent: set[i
         lines.insert(0, f"operation {number} failed: {text}")
     if not calls and not lines:
         lines.append(f"operation {number} is no longer in the traces: keep more with TORCH_FR_BUFFER_SIZE")
-    also_awaited = f", or waits for {_ranks(absent)}, which left no trace" if absent else ""
-    return lines or [f"operation {number} was called identically by {_ranks(calls)} and is not finished: it is "
+    also_awaited = f", or waits for {format_ranks(absent)}, which left no trace" if absent else ""
+    return lines or [f"operation {number} was called identically by {format_ranks(calls)} and is not finished: it is "
                      f"slow{also_awaited}"]
 
 
@@ -316,7 +317,7 @@ def _differences(number: int, calls: dict[int, Entry]) -> list[str]:
         ranks_of[_signature(entry)].append(rank)
     if len(ranks_of) < 2:
         return []
-    return [f"operation {number} differs: " + "; ".join(f"{_call_text(calls[ranks[0]])} on {_ranks(ranks)}"
+    return [f"operation {number} differs: " + "; ".join(f"{_call_text(calls[ranks[0]])} on {format_ranks(ranks)}"
                                                        for ranks in ranks_of.values())]
 
 
@@ -372,18 +373,6 @@ def _site(entry: Entry) -> str:
     """Returns the line of the program that made the call, or ""."""
     frame = frame_of(entry)
     return f"({frame.name}, {frame.filename}:{frame.line})" if frame else ""
-
-
-def _ranks(ranks: Any) -> str:
-    """Returns ranks as text: "rank 1", "ranks 0, 2-5"."""
-    runs: list[list[int]] = []
-    for rank in sorted(ranks):
-        if runs and rank == runs[-1][-1] + 1:
-            runs[-1] = [runs[-1][0], rank]
-        else:
-            runs.append([rank])
-    text = ", ".join("-".join(map(str, run)) for run in runs)
-    return ("rank " if len(list(ranks)) == 1 else "ranks ") + text
 
 
 def _count(operations: int) -> str:

@@ -107,7 +107,8 @@ FAULTS = {
         [r"problem +rank 3 +died \(process \d+ on h1\)"], signal=signal.SIGKILL),
     "stopped rank": Fault(
         skip_call, [r"rank 3 .* on h1 has not answered", "rank 3 of other hosts did not answer"],
-        ["TimeoutError", "not been made by rank 3"], [r"problem +rank 3 +did not make the call"], signal=signal.SIGSTOP),
+        ["TimeoutError", "not been made by rank 3"], [r"problem +rank 3 +did not make the call"],
+        signal=signal.SIGSTOP),
     "slow rank": Fault(go_slow, [rf"rank 3 .*, at {AT_PAUSE}", "=> the others wait for rank 3"], [], [], recovers=True),
     "exception in one rank": Fault(
         raise_an_error, [r"rank 3 .*has left the group|has failed"],
@@ -166,7 +167,8 @@ def test_fault_is_named_by_status_error_and_doctor(lab, fresh, tmp_path, name):
         some.signal(CULPRIT, signal.SIGCONT)
     some.close()
     if fault.doctor:
-        told = subprocess.run([sys.executable, "-m", "torch_tutti", "doctor", str(traces)], capture_output=True, text=True)
+        command = [sys.executable, "-m", "torch_tutti", "doctor", str(traces)]
+        told = subprocess.run(command, capture_output=True, text=True)
         assert told.returncode == 1, told
         for pattern in fault.doctor:
             assert re.search(pattern, told.stdout), f"{pattern}\n{told.stdout}"

@@ -125,7 +125,7 @@ def receive_from_each_other(world):
 def test_ranks_that_wait_for_each_other_are_named(fresh):
     ranks = fresh(2, timeout_s=LIMIT_S)
     start(ranks, receive_from_each_other)
-    awaited(ranks, r"=> ranks 0, 1 wait, and others wait for them: do the ranks make the same calls\?")
+    awaited(ranks, r"=> ranks 0-1 wait, and are awaited: do the ranks make the same calls\?")
     ranks.kill()
 
 
@@ -262,7 +262,7 @@ def test_metrics_are_served(shared):
 
 # ---- snapshots that are written here ----
 def snapshot(pid, *groups):
-    told = {"format": 1, "pid": pid, "host_name": "node", "groups": list(groups)}
+    told = {"format": 2, "pid": pid, "host_name": "node", "groups": list(groups)}
     return _snapshots.Process(f"{pid:032x}", pid, told, stacks="", state="", resident_bytes=1 << 20)
 
 
@@ -330,7 +330,7 @@ def report_of_messages(*opened):
 def test_messages_that_do_not_meet_are_told_from_those_that_do():
     assert report_of_messages(message("send", 1), message("receive", 0)).endswith("and work on it")
     assert report_of_messages(message("send", 1), message("receive", None)).endswith("and work on it")
-    both = "  => ranks 0, 1 wait, and others wait for them: do the ranks make the same calls?"
+    both = "  => ranks 0-1 wait, and are awaited: do the ranks make the same calls?"
     assert report_of_messages(message("send", 1, tag=1), message("receive", 0, tag=2)) == both
     assert report_of_messages(message("send", 1), message("send", 0)) == both
     assert report_of_messages(None, message("receive", 0)) == "  => the others wait for rank 0"

@@ -11,6 +11,7 @@ from typing import Any
 from torch_tutti._doctor import findings
 from torch_tutti._doctor.findings import Finding
 from torch_tutti._doctor.meeting import Place, find_place
+from torch_tutti._ranges import positive_seconds
 
 # Seconds that a host waits for the others by default; they start at different times, and import torch.
 _TIMEOUT_S = 30.0
@@ -115,7 +116,7 @@ def add_parser(commands: Any) -> None:
     parser.add_argument("--hosts", type=int, metavar="N", help="number of hosts (default: WORLD_SIZE, NNODES)")
     parser.add_argument("--at", metavar="HOST:PORT", help="where they meet: an address of host 0 and a free port there "
                                                           "(default: MASTER_ADDR:MASTER_PORT)")
-    parser.add_argument("--timeout", type=float, metavar="SECONDS", default=_TIMEOUT_S,
+    parser.add_argument("--timeout", type=positive_seconds, metavar="SECONDS", default=_TIMEOUT_S,
                         help="limit of each wait for other hosts (default: %(default)g)")
     parser.add_argument("--json", action="store_true", help="as one JSON object")
     parser.set_defaults(run=_run, refuse=parser.error)

@@ -11,6 +11,7 @@ from torch_tutti._doctor.machine import Machine
 from torch_tutti._doctor.meeting import Meeting, NoMeeting, Place
 from torch_tutti._doctor.network_checks import chosen_interface
 from torch_tutti._doctor.ports import parse_range
+from torch_tutti._ranges import format_ranges
 
 # At most so many ports of TUTTI_PORTS are tried, and so many others without it.
 _MOST_TRIED, _ANY_PORTS = 128, 4
@@ -100,13 +101,7 @@ def _judge_speed(mine: Host, check: str, target: str, other: Host, path: Path) -
 
 def ports_text(ports: list[int]) -> str:
     """Returns ports as text, such as "ports 30000-30003, 30010"."""
-    runs: list[list[int]] = []
-    for port in sorted(ports):
-        if runs and port == runs[-1][-1] + 1:
-            runs[-1] = [runs[-1][0], port]
-        else:
-            runs.append([port])
-    return f"port{'s' * (len(ports) != 1)} " + ", ".join("-".join(map(str, run)) for run in runs)
+    return f"port{'s' * (len(ports) != 1)} {format_ranges(ports)}"
 
 
 # ---- the meeting ----
@@ -122,7 +117,7 @@ def check_hosts(place: Place, machine: Machine, own: list[Finding]) -> dict[int,
     try:
         mine = _introduction(machine, listener.ports if listener else [])
         told = meeting.exchange("hosts", mine)
-        hosts = {rank: Host(*values) for rank, values in told.items()}
+        hosts = {rank: Host(*values) for rank, values in told.items() if len(values) == len(Host._fields)}
         found = [*own, *_missing(place, hosts)]
         if hosts.get(0, mine) != mine:
             found += compare_hosts(mine, hosts[0])

@@ -50,8 +50,9 @@ class Machine:
             return None
 
     def number(self, name: str) -> int | None:
-        """Returns the number in a variable of the environment, or None if it holds none."""
-        text = self.environment.get(name, "")
+        """Returns the number in a variable of the environment, the first one of a list such as that of
+        OMP_NUM_THREADS, or None if it holds none."""
+        text = self.environment.get(name, "").partition(",")[0].strip()
         return int(text) if text.isdecimal() else None
 
 

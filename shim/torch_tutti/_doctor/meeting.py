@@ -44,7 +44,9 @@ def find_place(rank: int | None, hosts: int | None, address: str | None, timeout
     is_asked = any(option is not None for option in (rank, hosts, address))
     if address is None and environment.get("MASTER_ADDR"):
         address = f"{environment['MASTER_ADDR']}:{environment.get('MASTER_PORT', '29500')}"
-    found = [(environment[own], environment[all_]) for own, all_ in _VARIABLES
+    # Tasks of Slurm may be ranks, and a script of Slurm runs on one host only.
+    variables = _VARIABLES if is_asked else _VARIABLES[:2]
+    found = [(environment[own], environment[all_]) for own, all_ in variables
              if environment.get(own, "").isdecimal() and environment.get(all_, "").isdecimal()]
     if found:
         rank = int(found[0][0]) if rank is None else rank
@@ -77,8 +79,8 @@ def await_store(place: Place) -> None:
             left_s = max(_PAUSE_S, until - time.monotonic())
             socket.create_connection((place.store_host, place.store_port), min(_ATTEMPT_S, left_s)).close()
             return
-        except socket.gaierror as error:
-            raise NoMeeting(f"{where}: the name has no address ({error.strerror})",
+        except (socket.gaierror, UnicodeError) as error:
+            raise NoMeeting(f"{where}: the name has no address ({error})",
                             "correct the name, or add it to /etc/hosts or DNS") from None
         except OSError as error:
             reason = error

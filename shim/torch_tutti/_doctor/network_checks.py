@@ -58,6 +58,10 @@ def _check_chosen(machine: Machine, chosen: Interface) -> Iterator[Finding]:
                       f"ip link set {chosen.name} mtu 1500, if the network carries that")
 
 
+def _reason(error: OSError | UnicodeError) -> str:
+    return error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+
+
 def check_names(machine: Machine) -> Iterator[Finding]:
     """Checks that the names of this host and of the store's host have addresses."""
     try:
@@ -65,15 +69,15 @@ def check_names(machine: Machine) -> Iterator[Finding]:
         is_local = all(ipaddress.ip_address(one.partition("%")[0]).is_loopback for one in addresses)
         note = "; use an address for --master-addr, because other hosts cannot use this name" if is_local else ""
         yield Finding(OK, "host name", f"{machine.name} is {', '.join(addresses)}{note}")
-    except OSError as error:
-        yield Finding(WARNING, "host name", f"{machine.name} has no address: {error.strerror or error}",
+    except (OSError, UnicodeError) as error:
+        yield Finding(WARNING, "host name", f"{machine.name} has no address: {_reason(error)}",
                       "add it to /etc/hosts or DNS; torchrun and gloo look it up")
     if machine.store_host:
         try:
             addresses = machine.resolve(machine.store_host)
             yield Finding(OK, "store's host", f"{machine.store_host} is {', '.join(addresses)}")
-        except OSError as error:
-            yield Finding(PROBLEM, "store's host", f"{machine.store_host} has no address: {error.strerror or error}",
+        except (OSError, UnicodeError) as error:
+            yield Finding(PROBLEM, "store's host", f"{machine.store_host} has no address: {_reason(error)}",
                           "correct --master-addr (MASTER_ADDR), or add the name to /etc/hosts or DNS")
 
 

@@ -16,14 +16,15 @@ def predict(op: str, bytes: int, group: ProcessGroup | None = None) -> float:
     would choose now. Runs nothing: any rank may call it alone, and all ranks get the same. It is the C core's part of a
     call on ordinary tensors. Returns 0.0 where the model has no time: for a barrier, and in a group of one rank.
 
-    op: the collective's name in torch, such as "all_reduce". bytes: the size of a rank's larger buffer, which in an
-    all_gather is the output and in a reduce_scatter the input. group: of the backend tutti; None: the default group.
-    Waits while another thread is in a blocking call of the group. Raises ValueError for an unknown name, a negative
-    size, and a group of another backend.
+    op: "all_reduce", "all_gather" and so on, without the suffixes of torch's other forms. bytes: the size of a rank's
+    larger buffer, which in an all_gather is the output and in a reduce_scatter the input. group: of the backend tutti;
+    None: the default group.
+    Waits while another thread is in a blocking call of the group. Raises ValueError for an unknown name, a size that is
+    negative or above 2**62, and a group of another backend.
     """
     if op not in _NAMES:
         raise ValueError(f"predict: {op!r} is no collective that has a prediction; these have one: {', '.join(_NAMES)}")
-    if bytes < 0:
-        raise ValueError(f"predict: a size of {bytes} bytes is negative")
+    if not 0 <= bytes <= 1 << 62:
+        raise ValueError(f"predict: a size of {bytes} bytes is negative or too large")
     backend = backend_of(tutti_group_of("predict", group))
     return _core.predict(backend, _NAMES[op], "", bytes)["ns"] / 1e9

@@ -292,7 +292,7 @@ static void test_socket_answers_with_a_snapshot(void **state)
     snapshots_set_writer(snapshot_write_process);
     for (int i = 0; i < 3; i++) {
         snapshot_receive(self.nonce, text, sizeof text);
-        assert_memory_equal(text, "{\"format\": 1, \"version\": ", 25);
+        assert_memory_equal(text, "{\"format\": 2, \"version\": ", 25);
         assert_non_null(strstr(text, "\"groups\": []}"));
     }
     snapshots_set_writer(write_long_text);

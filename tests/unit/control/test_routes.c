@@ -3,6 +3,7 @@
    route may open its channel late, leave early, die or stop. */
 #include "backend/base/clock.h"
 #include "backend/control/channel.h"
+#include "backend/links/link.h"
 #include "backend/processes/registry.h"
 #include "tests/support/unit.h"
 #include "tests/unit/processes/peers_world.h"
@@ -307,6 +308,37 @@ static void test_leaving_process_forwards_the_messages_that_it_has(void **state)
     for (int i = 0; i < 20; i++) world_run(4, pass_on_and_go, 0);
 }
 
+/* Rank 1 sends messages that need no answer to rank 3, over the first processes of both hosts. */
+static bool own_link_is_wanted(int to)
+{
+    pthread_mutex_lock(&registry.lock);
+    bool is_wanted = peers[to]->state == OPEN || peers[to]->link->wanted_since_ms;
+    pthread_mutex_unlock(&registry.lock);
+    return is_wanted;
+}
+static void send_optional(void)
+{
+    const int value = -BYE, messages = 10;
+    hosts_connect(2);
+    own_channel_open();
+    world_barrier(size);
+    for (int i = 0; rank == 1 && i < messages; i++)
+        REQUIRE(channel_send_optional(channel, 3, 0, &value, sizeof value) && !own_link_is_wanted(3));
+    /* With messages that need an answer it gives up the way by other processes. */
+    for (int i = 0; rank == 1 && i < messages; i++) send_value(3, SECOND, value);
+    REQUIRE(rank != 1 || own_link_is_wanted(3));
+    if (rank == 3)
+        for (int64_t until = clock_ms() + JOIN_MS; !atomic_load(&farewells[1]); sleep_ms(1))
+            REQUIRE(clock_ms() < until);
+    world_barrier(size);
+    finish();
+}
+static void test_optional_messages_connect_no_link(void **state)
+{
+    (void)state;
+    world_run(4, send_optional, 0);
+}
+
 /* ---- malformed control messages ---- */
 static void forge(void)
 {
@@ -354,6 +386,7 @@ int test_routes(void)
         cmocka_unit_test(test_forwarding_process_may_die),
         cmocka_unit_test(test_forwarding_process_may_be_stopped),
         cmocka_unit_test(test_leaving_process_forwards_the_messages_that_it_has),
+        cmocka_unit_test(test_optional_messages_connect_no_link),
         cmocka_unit_test(test_malformed_messages_are_not_forwarded),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -97,7 +97,6 @@ static void test_loopback_is_used_only_if_named(void **state)
     interface_find_name(&found, name);
     assert_string_equal(name, "lo");
 }
-/* An address of this machine leads to its own interface. */
 /* Returns the name of the interface that is faster than eth0 with that speed, or "none". */
 static const char *find_faster(int speed, const char *other, int other_speed, const char *address, bool up)
 {
@@ -118,6 +117,7 @@ static void test_faster_interface_is_found(void **state)
     assert_string_equal(find_faster(1000, "ib0", 100000, "fe80::1b", true), "none");
     assert_string_equal(find_faster(1000, "lo1", 100000, "127.0.0.2", true), "none");
 }
+/* An address of this machine leads to its own interface. */
 static void test_interface_to_the_store_is_used(void **state)
 {
     struct sock_address here, found;
