@@ -55,7 +55,8 @@ def test_deepspeed_under_accelerate_trains_as_one_process_would(tmp_path):
 
 @pytest.mark.parametrize("module", ["test_script", "test_sync"])
 def test_released_tests_pass_on_a_group_that_was_taken_over(module):
-    text = launch(f"accelerate.test_utils.scripts.{module}", ACCELERATE_USE_CPU="true", TUTTI_TAKE_OVER="gloo")
+    text = launch(f"accelerate.test_utils.scripts.{module}", ACCELERATE_USE_CPU="true", TUTTI_TAKE_OVER="gloo",
+                  TUTTI_LOG="info")
     assert 'asked for backend "gloo" and gets "tutti"' in text
 
 
