@@ -10,9 +10,8 @@
 #include <stdlib.h>
 #include <time.h>
 
-/* The time that other processes have to tell where their programs are, how often a process of another host is asked
-   again, and their number. */
-enum { ASK_MS = 300, ASK_AGAIN_MS = 20, MOST_ASKED = 4 };
+/* The time that other processes have to tell where their programs are, and their number. */
+enum { ASK_MS = 300, MOST_ASKED = 4 };
 /* The first calls of a group wait for ranks that still load, and are never slow. A collective is slow if it waits
    SLOW_FACTOR times as long as expected. Time is added in steps of at least STEP_MS. If two checks are GAP_MS apart,
    the process was stopped. */

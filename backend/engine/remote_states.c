@@ -5,9 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* In a group with more pairs of a rank here and a rank elsewhere, one rank of the host asks. All ranks are asked once
-   in ASK_AGAIN_MS. */
-enum { MOST_PAIRS = 4096, ASK_AGAIN_MS = 20 };
+/* In a group with more pairs of a rank here and a rank elsewhere, one rank of the host asks. */
+enum { MOST_PAIRS = 4096 };
 _Static_assert(sizeof(struct rank_state) <= CHANNEL_BYTES, "a state fits into a message");
 _Static_assert((int)STATE_ANSWER < (int)CHANNEL_TYPES, "the channel has a type for each message");
 
@@ -33,8 +32,9 @@ void remote_states_ask_all(struct remote_states *states)
 {
     const struct group *group = &states->comm->group;
     int here = group->segment->ranks;
-    int64_t now_ms = clock_ms(), asked_ms = atomic_exchange(&states->asked_ms, now_ms);
-    if (now_ms - asked_ms < ASK_AGAIN_MS) return;
+    int64_t now_ms = clock_ms();
+    if (now_ms - atomic_load(&states->asked_ms) < ASK_AGAIN_MS) return;
+    atomic_store(&states->asked_ms, now_ms);
     bool is_first = group_index_of_rank(group, group->rank) == 0;
     if (!is_first && (int64_t)here * (group->size - here) > MOST_PAIRS) return;
     for (int r = 0; r < group->size; r++)

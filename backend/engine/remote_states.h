@@ -8,6 +8,8 @@
 #include <pthread.h>
 #include <stdatomic.h>
 
+/* All ranks are asked at most once in this time, and an asker that waits for an answer asks again after it. */
+enum { ASK_AGAIN_MS = 20 };
 /* The types of messages, behind those of agreement.c. */
 enum { STATE_QUESTION = AGREE_MESSAGES + 1, STATE_ANSWER };
 /* The last answer of a rank, and when it came; at_ms is 0 without one. */
