@@ -110,13 +110,12 @@ static inline void transfer_fail_mismatch(struct transfer *transfer, struct mess
     transfer_fail(transfer, TUTTI_MISMATCH);
 }
 /* Records that a receive has met a message of this name and `bytes` bytes from the rank `source`. false: the receive
-   has another type or size, and has failed with MISMATCH. Empty messages of different types match. */
+   has another type or size, and has failed with MISMATCH. */
 static inline bool transfer_meet_message(struct transfer *transfer, int source, struct message_name name,
     uint64_t bytes)
 {
     transfer->source = source;
-    bool same_type = !bytes || message_name_dtype(transfer->name) == message_name_dtype(name);
-    if (transfer->wire == bytes && same_type) return true;
+    if (transfer->wire == bytes && message_name_dtype(transfer->name) == message_name_dtype(name)) return true;
     transfer_fail_mismatch(transfer, name, bytes);
     return false;
 }
