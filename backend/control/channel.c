@@ -47,35 +47,34 @@ static struct {
 } channels; /* under registry.lock */
 
 /* ---- sending ---- */
-/* Sends a message to the next process on its route. A final message connects no link, and others only with
-   `may_connect`, which is false for a closed channel. Returns false if the message is lost. */
-static bool ctrl_msg_send_routed(const struct channel *channel, bool may_connect, const struct ctrl_msg *msg)
+/* Sends a message to the next process on its route. A closed channel connects no link. Returns false if the message is
+   lost. */
+static bool ctrl_msg_send_routed(const struct channel *channel, bool is_open, const struct ctrl_msg *msg)
 {
-    bool is_own = may_connect && msg->from == channel->me.rank;
+    bool is_own = is_open && msg->from == channel->me.rank && !(msg->flags & OPTIONAL_MSG);
     struct peer *peer = routes_next_peer(channel->routes, msg->to.rank, is_own);
-    may_connect &= !(msg->flags & FINAL_MSG);
+    bool may_connect = is_open && !(msg->flags & (FINAL_MSG | OPTIONAL_MSG));
     return peer && (may_connect || !peer->link || peer->state == OPEN || peer->unsent.first)
         && peer_post_ctrl_msg(peer, msg);
 }
 /* Sends a message to its rank: over the connection, by a route, or through registry.incoming to a rank of this process.
-   An optional message connects no link, and expects no answer. Returns false if the message is lost: memory is short,
-   or the peer is gone. */
-static bool ctrl_msg_post(struct channel *channel, const struct ctrl_msg *msg, bool is_optional)
+   Returns false if the message is lost: memory is short, or the peer is gone. */
+static bool ctrl_msg_post(struct channel *channel, const struct ctrl_msg *msg)
 {
     struct peer *peer = channel->peers[msg->to.rank];
+    const bool is_open = true, is_optional = msg->flags & OPTIONAL_MSG;
     if (!peer) {
         registry_wake();
         return ctrl_queue_add_or_replace(&registry.incoming, msg, registry.self.nonce);
     }
     if (!channel->routes) return (!is_optional || !peer->link || peer->state == OPEN) && peer_post_ctrl_msg(peer, msg);
-    bool sent = ctrl_msg_send_routed(channel, !is_optional, msg);
+    bool sent = ctrl_msg_send_routed(channel, is_open, msg);
     if (!is_optional && !(msg->flags & FINAL_MSG)) routes_expect_answer(channel->routes, msg->to.rank);
     return sent;
 }
-/* Sends a message of `length` bytes, at most CHANNEL_BYTES, to rank `to`. `flags` is 0, or FINAL_MSG: then the channel
-   keeps the message, to answer with it after channel_close. Returns false if the message is lost. */
-static bool ctrl_msg_send(struct channel *channel, int to, unsigned type, int flags, bool is_optional,
-    const void *bytes, size_t length)
+/* Sends a message of `length` bytes, at most CHANNEL_BYTES, to rank `to`. `flags` is 0, OPTIONAL_MSG, or FINAL_MSG:
+   then the channel keeps the message, to answer with it after channel_close. Returns false if the message is lost. */
+static bool ctrl_msg_send(struct channel *channel, int to, unsigned type, int flags, const void *bytes, size_t length)
 {
     struct ctrl_msg msg = {
         .to = channel->me, .from = channel->me.rank, .type = (uint16_t)type, .length = (uint32_t)length
@@ -85,22 +84,22 @@ static bool ctrl_msg_send(struct channel *channel, int to, unsigned type, int fl
     msg.flags = (uint8_t)flags;
     if (length) memcpy(msg.bytes, bytes, length);
     pthread_mutex_lock(&registry.lock);
-    if (flags) channel->final = msg;
-    bool sent = ctrl_msg_post(channel, &msg, is_optional);
+    if (flags & FINAL_MSG) channel->final = msg;
+    bool sent = ctrl_msg_post(channel, &msg);
     pthread_mutex_unlock(&registry.lock);
     return sent;
 }
 bool channel_send(struct channel *channel, int to, unsigned type, const void *bytes, size_t length)
 {
-    return ctrl_msg_send(channel, to, type, 0, false, bytes, length);
+    return ctrl_msg_send(channel, to, type, 0, bytes, length);
 }
 bool channel_send_optional(struct channel *channel, int to, unsigned type, const void *bytes, size_t length)
 {
-    return ctrl_msg_send(channel, to, type, 0, true, bytes, length);
+    return ctrl_msg_send(channel, to, type, OPTIONAL_MSG, bytes, length);
 }
 bool channel_send_final(struct channel *channel, int to, unsigned type, const void *bytes, size_t length)
 {
-    return ctrl_msg_send(channel, to, type, FINAL_MSG, false, bytes, length);
+    return ctrl_msg_send(channel, to, type, FINAL_MSG, bytes, length);
 }
 
 /* ---- delivering, on the watch thread ---- */

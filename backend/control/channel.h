@@ -37,8 +37,7 @@ tutti_status channel_open(const unsigned char token[16], int rank, struct peer *
 /* Sends a message of `length` bytes (at most CHANNEL_BYTES) to rank `to`. Its type is below CHANNEL_TYPES. Never waits.
    Returns false if the message is lost here: the peer is gone, or memory is short. */
 bool channel_send(struct channel *channel, int to, unsigned type, const void *bytes, size_t length);
-/* Sends a message that may be lost: it connects no link, and its receiver need not answer. Otherwise like
-   channel_send. */
+/* Sends a message that needs no answer. Unlike channel_send, it connects no link, so the message may be lost. */
 bool channel_send_optional(struct channel *channel, int to, unsigned type, const void *bytes, size_t length);
 /* Sends this rank's final message in the communicator to rank `to`. The message must be equal for every `to`. It does
    not connect a link. A channel with routes also sends it, after channel_close, in reply to later messages. */

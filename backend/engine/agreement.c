@@ -480,7 +480,7 @@ static tutti_status agreement_allocate_and_open(tutti_comm *comm, struct agreeme
     pthread_mutex_init(&agreement->lock, NULL);
     remote_states_init(&agreement->states, comm);
     TRY(agreement_init_tables(agreement));
-    /* Callbacks that come already wait for the lock until the channel is stored. */
+    /* Callbacks that come already wait for the lock until the channel is stored, or use no channel before the join. */
     pthread_mutex_lock(&agreement->lock);
     struct route_map map = { group->size, group->layout->hosts, group->host, agreement->agree.layout.host_of };
     tutti_status status = channel_open(group->members[0].token, group->rank, group->peers, group->size,

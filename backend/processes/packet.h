@@ -42,8 +42,9 @@ struct ctrl_msg {
     uint32_t length;
     unsigned char bytes[CHANNEL_BYTES];
 };
-/* FINAL_MSG marks the final message of a rank. ANSWER marks a final message that a closed channel sends in reply. */
-enum ctrl_msg_flag { FINAL_MSG = 1, ANSWER = 2, CTRL_MSG_FLAGS = 3 };
+/* FINAL_MSG marks the final message of a rank. ANSWER marks a final message that a closed channel sends in reply.
+   OPTIONAL_MSG marks a message that needs no answer. Neither a final nor an optional message connects a link. */
+enum ctrl_msg_flag { FINAL_MSG = 1, ANSWER = 2, OPTIONAL_MSG = 4, CTRL_MSG_FLAGS = 7 };
 struct packet_and_ctrl_msg { struct packet packet; struct ctrl_msg msg; };
 
 /* Returns a packet from this process to the process with that nonce. */
