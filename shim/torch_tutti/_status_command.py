@@ -10,7 +10,8 @@ import time
 from typing import Any
 
 from torch_tutti import _snapshots
-from torch_tutti._ranges import format_ranks, positive_seconds
+from torch_tutti._arguments import positive_seconds
+from torch_tutti._ranges import format_ranks
 from torch_tutti._snapshots import Group, Job, Rank, matches
 
 FORMAT = 1

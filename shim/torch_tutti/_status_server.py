@@ -4,7 +4,8 @@ from __future__ import annotations
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Callable
 
-MOST_PORT = 65535
+from torch_tutti._arguments import split_address
+
 # A connection may be silent for so many seconds.
 IDLE_S = 5
 
@@ -13,8 +14,8 @@ def serve(address: str, metrics: Callable[[], str]) -> int:
     """Answers requests for /metrics until interrupted. Returns 0.
 
     address: HOST:PORT to listen at. metrics: returns the text. Raises ValueError for an address that is none."""
-    host, _, port = address.rpartition(":")
-    if not host or not port.isdecimal() or int(port) > MOST_PORT:
+    place = split_address(address)
+    if not place:
         raise ValueError(f"status: --serve {address} is no HOST:PORT, such as 127.0.0.1:9400")
 
     class Handler(BaseHTTPRequestHandler):
@@ -38,7 +39,7 @@ def serve(address: str, metrics: Callable[[], str]) -> int:
         def log_message(self, format: str, *arguments: object) -> None:
             pass
 
-    with ThreadingHTTPServer((host, int(port)), Handler) as server:
+    with ThreadingHTTPServer(place, Handler) as server:
         print(f"metrics at http://{server.server_address[0]}:{server.server_address[1]}/metrics", flush=True)
         try:
             server.serve_forever()

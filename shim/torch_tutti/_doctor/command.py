@@ -8,10 +8,10 @@ import os
 import sys
 from typing import Any
 
+from torch_tutti._arguments import positive_seconds
 from torch_tutti._doctor import findings
 from torch_tutti._doctor.findings import Finding
 from torch_tutti._doctor.meeting import Place, find_place
-from torch_tutti._ranges import positive_seconds
 
 # Seconds that a host waits for the others by default; they start at different times, and import torch.
 _TIMEOUT_S = 30.0

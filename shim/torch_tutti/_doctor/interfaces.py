@@ -107,7 +107,7 @@ def _prefer_global(interfaces: Sequence[Interface]) -> Interface | None:
 
 # ---- its description ----
 def read_speed_mbit(name: str, root: Path = Path("/")) -> int | None:
-    """Returns the nominal speed of an interface in Mbit/s, or None if its driver does not tell it."""
+    """Returns the nominal speed of an interface in Mbit/s, or None if it is unknown."""
     speed = _read_number(root / f"sys/class/net/{name}/speed")
     return speed if speed and speed > 0 else None
 

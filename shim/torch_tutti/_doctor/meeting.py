@@ -9,7 +9,8 @@ import time
 from datetime import timedelta
 from typing import Any, Mapping, NamedTuple
 
-MOST_PORT = 65535
+from torch_tutti._arguments import split_address
+
 # Pairs of variables with the number of this host and the number of hosts, as launchers and script/hosts set them.
 _VARIABLES = (("RANK", "WORLD_SIZE"), ("NODE_RANK", "NNODES"), ("SLURM_PROCID", "SLURM_NTASKS"))
 # Seconds between two attempts to reach the store, and of the longest one.
@@ -63,11 +64,11 @@ def find_place(rank: int | None, hosts: int | None, address: str | None, timeout
 
 
 def _split(address: str) -> tuple[str, int]:
-    host, _, port = address.rpartition(":")
+    host, port = split_address(address) or ("", 0)
     host = re.sub(r"^\[(.*)\]$", r"\1", host)
-    if not host or not port.isdecimal() or not 1 <= int(port) <= MOST_PORT:
+    if not host or not port:
         raise ValueError(f"--at {address} is not HOST:PORT, such as node0:29500")
-    return host, int(port)
+    return host, port
 
 
 def await_store(place: Place) -> None:

@@ -5,7 +5,8 @@ import contextlib
 import re
 from pathlib import Path
 
-MOST_PORT = 65535
+from torch_tutti._arguments import MOST_PORT
+
 _LISTENS = "0A"
 
 

@@ -10,11 +10,10 @@ import time
 from pathlib import Path
 from typing import BinaryIO
 
-from torch_tutti import _recorder, _run
+from torch_tutti import _debug, _recorder, _run
 from torch_tutti._doctor import records
 from torch_tutti._doctor.records import Records
 
-_OPERATIONS = 2000
 _PIECE_BYTES = 1 << 16
 # Processes that outlive the command may keep its standard error open; they are waited for so long.
 _LAST_LINES_S = 2.0
@@ -30,7 +29,7 @@ def run(command: list[str]) -> tuple[int, Records]:
     with tempfile.TemporaryDirectory(prefix="tutti-doctor-") as folder:
         log, begin = Path(folder) / "log", time.time()
         prefix = next((os.environ[name] for name in _recorder.FILE if os.environ.get(name)), f"{folder}/trace_")
-        environment = {"TUTTI_LOG": "info", _recorder.SIZE[0]: str(_OPERATIONS), **os.environ,
+        environment = {"TUTTI_LOG": "info", _recorder.SIZE[0]: str(_debug.OPERATIONS), **os.environ,
                        _recorder.FILE[0]: prefix}
         code = _run_recorded(words, environment, log)
         try:
