@@ -40,7 +40,7 @@ int socket_send(int socket, const void *message, size_t bytes, int descriptor)
     return full ? -EAGAIN : 0;
 }
 
-static void receive(void *context, int from, unsigned type, const void *bytes, size_t length)
+static void message_count_received(void *context, int from, unsigned type, const void *bytes, size_t length)
 {
     (void)context;
     (void)from;
@@ -51,7 +51,7 @@ static void tick(void *context) { (void)context; }
 static void open_channel(int which, bool routed)
 {
     static const int host_of[RANKS] = { 0, 0, 1, 2, 3, 4 };
-    static const struct channel_user user = { receive, tick, NULL };
+    static const struct channel_user user = { message_count_received, tick, NULL };
     static const struct route_map map = { RANKS, 5, 0, host_of };
     unsigned char token[16] = { (unsigned char)which };
     if (!channels[which]) channel_open(token, 0, table, RANKS, routed ? &map : NULL, &user, &channels[which]);

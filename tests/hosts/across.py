@@ -5,6 +5,7 @@ import contextlib
 import itertools
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -151,6 +152,16 @@ class Across:
                 # The agent ignores a rank that has ended.
                 self.signal(rank, signal.SIGKILL)
                 pipe.close()
+
+
+def await_status(lab, host, *patterns):
+    """Returns what `tutti status` prints on a host, once it has lines with these patterns."""
+    until = time.monotonic() + LIMIT_S
+    while True:
+        report = lab.hosts.on_host(host, f"{sys.executable} -m torch_tutti status")
+        if all(re.search(pattern, report) for pattern in patterns):
+            return report
+        assert time.monotonic() < until, f"{patterns}\n{report}"
 
 
 def failure_texts(outcomes):

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import pytest
 import torch
 import torch.distributed as dist
-from across import BACKEND
+from across import BACKEND, await_status
 from ranks import LIMIT_S
 
 pytestmark = pytest.mark.skipif(BACKEND != "tutti", reason="only tutti promises this")
@@ -127,16 +127,6 @@ def warm_up(world):
         dist.all_reduce(torch.ones(10))
 
 
-def await_status(lab, patterns):
-    """Returns what `tutti status` prints on the first host, once it has these patterns."""
-    until = time.monotonic() + LIMIT_S
-    while True:
-        report = lab.hosts.on_host(0, f"{sys.executable} -m torch_tutti status")
-        if all(re.search(pattern, report) for pattern in patterns):
-            return report
-        assert time.monotonic() < until, f"{patterns}\n{report}"
-
-
 def leave(world):
     dist.destroy_process_group()
 
@@ -154,7 +144,7 @@ def test_fault_is_named_by_status_error_and_doctor(lab, fresh, tmp_path, name):
     if fault.leaves:
         some.collect(LIMIT_S, [CULPRIT])
         some.pipes[CULPRIT].send((leave, ()))
-    await_status(lab, fault.status)
+    await_status(lab, 0, *fault.status)
     if fault.recovers:
         open(go, "w").close()
     outcomes = some.collect(LIMIT_S, range(CULPRIT))
@@ -198,7 +188,7 @@ def wrong_interface(lab):
 def test_firewall_is_named_by_status_and_error(lab, fresh, firewall):
     with ThreadPoolExecutor(1) as pool:
         joining = pool.submit(fresh, *PLACEMENT, joined=False, timeout_s=TIMEOUT_S)
-        await_status(lab, [r"rank \d of 4 has been joining group 0 for \d+\.\d s"])
+        await_status(lab, 0, r"rank \d of 4 has been joining group 0 for \d+\.\d s")
         outcomes = joining.result().joined
     assert all(outcome.failed for outcome in outcomes), outcomes
     assert any(re.search(r"no answer: .* a firewall closes this port \(see TUTTI_PORTS\)", outcome.text)

@@ -2,13 +2,12 @@
 import os
 import re
 import signal
-import sys
 import time
 
 import pytest
 import torch
 import torch.distributed as dist
-from across import BACKEND
+from across import BACKEND, await_status
 from ranks import LIMIT_S
 
 pytestmark = pytest.mark.skipif(BACKEND != "tutti", reason="only tutti promises this")
@@ -25,25 +24,16 @@ def reduce_late(world, late, path):
     dist.all_reduce(torch.ones(1000))
 
 
-def awaited(lab, host, *patterns):
-    """Returns what `tutti status` prints on a host, once it has lines with these patterns."""
-    until = time.monotonic() + LIMIT_S
-    while True:
-        report = lab.hosts.on_host(host, f"{sys.executable} -m torch_tutti status")
-        if all(re.search(pattern, report) for pattern in patterns):
-            return report
-        assert time.monotonic() < until, report
-
-
 @pytest.mark.parametrize("late", [0, 1])
 def test_status_names_the_late_rank_of_another_host(lab, fresh, tmp_path, late):
     some, go = fresh(0, 1), str(tmp_path / "go")
     some.begin(reduce_late, [late], go)
     waits = r"in call 1: allreduce\(1000 x float32, sum, algorithm \w+\) for \d+\.\d s, at .*\(reduce_late\)"
     waited_for = rf"rank {late} .* on h{late} no collective yet, at .*test_hosts_status.py:\d+ \(await_file\)"
-    report = awaited(lab, 1 - late, waited_for, f"rank {1 - late} .* {waits}", f"=> the others wait for rank {late}")
+    report = await_status(lab, 1 - late, waited_for, f"rank {1 - late} .* {waits}",
+                          f"=> the others wait for rank {late}")
     # The late rank's host shows the same.
-    assert report.splitlines()[-1] == awaited(lab, late, f"rank {1 - late} .* {waits}").splitlines()[-1]
+    assert report.splitlines()[-1] == await_status(lab, late, f"rank {1 - late} .* {waits}").splitlines()[-1]
     open(go, "w").close()
     assert not any(outcome.failed for outcome in some.collect(LIMIT_S))
 
@@ -52,7 +42,8 @@ def test_status_names_the_rank_of_another_host_that_does_not_answer(lab, fresh, 
     some, go = fresh(0, 1), str(tmp_path / "go")
     some.begin(reduce_late, [1], go)
     some.signal(1, signal.SIGSTOP)
-    awaited(lab, 0, "rank 1 .* on h1 has not answered", "no rank that answers is late; rank 1 of other hosts did not")
+    await_status(lab, 0, "rank 1 .* on h1 has not answered",
+                 "no rank that answers is late; rank 1 of other hosts did not")
     some.signal(1, signal.SIGCONT)
     open(go, "w").close()
     assert not any(outcome.failed for outcome in some.collect(LIMIT_S))

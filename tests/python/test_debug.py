@@ -49,7 +49,8 @@ def test_nan_is_found_on_its_rank(debugged):
 
 def nan_in_async_calls(world):
     with pytest.raises(tutti.ResultError, match="operation 1: the first NaN .* rank 1: all_reduce of .* element 4"):
-        # The exchange after the first call tells it. Any later call may raise it, at the latest the second barrier.
+        # All ranks learn of the NaN in the exchange after the first call. A later call raises the error, at the latest
+        # the second barrier.
         works = [dist.all_reduce(with_nan_on_rank_1(world).to(dtype), async_op=True)
                  for dtype in (torch.complex64, torch.bfloat16, torch.float64)]
         for work in works:

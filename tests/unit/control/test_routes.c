@@ -88,9 +88,9 @@ static _Atomic bool ranks_repeat;
    its final messages. */
 static _Atomic int received[MOST], echoed[MOST], farewells[MOST];
 static void send_value(int to, unsigned word, int value) { channel_send(channel, to, word, &value, sizeof value); }
-/* Held while the channel opens, so that `receive`, which may be called meanwhile, finds `channel` set. */
+/* Held while the channel opens, so that `value_receive`, which may be called meanwhile, finds `channel` set. */
 static pthread_mutex_t opening = PTHREAD_MUTEX_INITIALIZER;
-static void receive(void *context, int from, unsigned type, const void *bytes, size_t length)
+static void value_receive(void *context, int from, unsigned type, const void *bytes, size_t length)
 {
     int value;
     (void)type;
@@ -110,7 +110,7 @@ static void receive(void *context, int from, unsigned type, const void *bytes, s
 static void own_channel_open(void)
 {
     struct route_map map = { size, size / per_host, rank / per_host, host_of };
-    struct channel_user user = { receive, NULL, peers };
+    struct channel_user user = { value_receive, NULL, peers };
     pthread_mutex_lock(&opening);
     REQUIRE(channel_open(token, rank, peers, size, &map, &user, &channel) == TUTTI_OK);
     pthread_mutex_unlock(&opening);
@@ -362,7 +362,7 @@ static void forge(void)
         pthread_mutex_unlock(&registry.lock);
     }
     world_barrier(size);
-    /* `receive` fails if it has received a malformed message. */
+    /* `value_receive` fails if it has received a malformed message. */
     exchange_with_all(1, 10);
     world_barrier(size);
     finish();
