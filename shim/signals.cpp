@@ -4,6 +4,7 @@
 #include "include/tutti.h"
 #include <atomic>
 #include <chrono>
+#include <cstdlib>
 #include <exception>
 #include <pybind11/pybind11.h>
 #include <sys/syscall.h>
@@ -50,10 +51,23 @@ std::function<void()> signals_add_to_check(std::function<void()> check)
 
 /* ---- the end of the interpreter ---- */
 static std::atomic<bool> exit_has_begun{ false };
-void interpreter_begin_exit() { exit_has_begun = true; }
+static std::terminate_handler terminate_before = nullptr;
 [[noreturn]] static void thread_sleep_forever()
 {
     while (true) pause();
+}
+/* A thread may pass thread_stop_if_ended() just before the interpreter ends. Python then ends it within a destructor of
+ * torch, and the unwinding arrives here, without an exception. */
+[[noreturn]] static void thread_on_terminate()
+{
+    if (!thread_is_main() && !std::current_exception()) thread_sleep_forever();
+    terminate_before();
+    std::abort();
+}
+void interpreter_begin_exit()
+{
+    if (exit_has_begun.exchange(true)) return;
+    terminate_before = std::set_terminate(thread_on_terminate);
 }
 /* A Python before 3.14 ends a thread that takes the GIL after the functions of atexit have run, by unwinding its stack.
  * The unwinding stops here, before it reaches destructors of torch, which end the process. */
